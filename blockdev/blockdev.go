@@ -80,11 +80,13 @@ type Queue interface {
 	// Submit takes r; it never blocks and never refuses: what does not fit the device's queue waits in r's
 	// own memory. Invalid requests (range, alignment, read-only) complete with an error.
 	Submit(r *Request)
-	// Kick starts everything submitted.
+	// Kick starts everything submitted, and sees to it that completions are noticed without a Poll.
 	Kick()
-	// Poll completes what is ready, calling Done on this goroutine, for at most wait or until one completed,
-	// and returns how many. 0 at once when another goroutine polls already or nothing is outstanding.
-	// wait 0 only looks. Without Poll, requests are completed by the device's own goroutine.
+	// Poll starts everything submitted, then completes what is ready, calling Done on this goroutine, for at
+	// most wait or until one completed, and returns how many. After 0 the device's own goroutine watches;
+	// after more the caller must poll again, soon, until it gets 0: as long as it does, no event and no
+	// goroutine switch is paid for. It returns 0 at once when another goroutine polls already or nothing is
+	// outstanding. wait 0 looks once.
 	Poll(wait time.Duration) int
 }
 

@@ -98,17 +98,21 @@ type Request struct {
 
 // Queue is one NVMe queue pair on the fabric. Submit, Kick and Poll may be called from any goroutine.
 //
-// Requests are posted in the order of Submit at the next Kick; completions arrive in any order. When nobody
-// polls, the queue's own goroutine waits for the device's event and completes requests.
+// Requests are posted in the order of Submit at the next Kick or Poll; completions arrive in any order. A
+// queue is either polled by its user or watched by its own goroutine, which waits for the device's event.
+// Kick hands it to that goroutine. A user that polls keeps it as long as its Polls return more than 0, and
+// spares the device's events and a goroutine's wake-up.
 type Queue interface {
 	// Submit puts r into the next free slot. It returns ErrQueueFull, at once, when Depth-1 commands are
 	// outstanding (try again after a completion), or the *LostError that ended the queue.
 	Submit(r *Request) error
-	// Kick starts what was submitted: one doorbell for all of it.
+	// Kick starts what was submitted, one doorbell for all of it, and sees to it that completions are noticed
+	// without a Poll.
 	Kick()
-	// Poll completes what has come, calling Done on this goroutine, for at most wait or until at least one
-	// was completed, and returns how many. It returns 0 at once when another goroutine polls already or
-	// nothing is outstanding.
+	// Poll starts what was submitted, then completes what has come, calling Done on this goroutine, for at
+	// most wait or until at least one was completed, and returns how many. After 0 the queue's own goroutine
+	// watches; after more the caller must poll again, soon, until it gets 0. It returns 0 at once when
+	// another goroutine polls already or nothing is outstanding. wait 0 looks once.
 	Poll(wait time.Duration) int
 	// Outstanding is how many requests wait for their completion.
 	Outstanding() int
