@@ -114,11 +114,11 @@ const (
 
 // Bits of SGLS (Base figure "Identify Controller", bytes 539:536).
 const (
-	SGLSSupported      uint32 = 1 << 0  // with no alignment rule; bits 1:0 are 10b with dword alignment
-	SGLSKeyed          uint32 = 1 << 2  // keyed data block descriptors
-	SGLSInCapsule      uint32 = 1 << 20 // address field as an offset: in-capsule data
-	SGLSTransport      uint32 = 1 << 21
-	sglsMask           uint32 = 3
+	SGLSSupported uint32 = 1 << 0  // with no alignment rule; bits 1:0 are 10b with dword alignment
+	SGLSKeyed     uint32 = 1 << 2  // keyed data block descriptors
+	SGLSInCapsule uint32 = 1 << 20 // address field as an offset: in-capsule data
+	SGLSTransport uint32 = 1 << 21
+	sglsMask      uint32 = 3
 )
 
 // Bits of other fields, and the values of CNTRLTYPE.
