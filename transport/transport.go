@@ -89,7 +89,7 @@ type Request struct {
 
 	// Completion is the completion queue entry when Err is nil, whatever its status says.
 	Completion [16]byte
-	// Err is why there is no completion: ErrAborted or a *LostError. The command may have been executed.
+	// Err is why there is no completion: a *LostError, or the device's refusal. The command may have been executed.
 	Err error
 
 	// Owner is the caller's, to find its record again.

@@ -1,0 +1,221 @@
+package rdma
+
+import (
+	"encoding/binary"
+	"fmt"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"farblk/transport"
+	"farblk/transport/verbs"
+)
+
+// Poll implements transport.Queue.
+//
+// Between two looks it yields the processor: a poller that never does starves the soft interrupt or the
+// kernel thread that would bring the completion, on the machine's last free core by 20 ms a message.
+func (q *queue) Poll(wait time.Duration) int {
+	q.post()
+	q.owned.Store(false)
+	if q.outstanding.Load() == 0 || !q.pollMu.TryLock() {
+		return 0
+	}
+	q.owned.Store(true)
+	n := q.reap()
+	if n == 0 && wait > 0 {
+		n = q.spin(wait)
+	}
+	if n == 0 {
+		n = q.handOver()
+	}
+	if n == 0 {
+		q.owned.Store(false)
+	}
+	q.pollMu.Unlock()
+	return n
+}
+
+// spin polls until something was completed, for at most wait. pollMu is held.
+func (q *queue) spin(wait time.Duration) int {
+	deadline := time.Now().Add(wait)
+	for i := 1; ; i++ {
+		if n := q.reap(); n > 0 {
+			return n
+		}
+		if q.outstanding.Load() == 0 || q.isFailing() {
+			return 0
+		}
+		unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		if i%16 == 0 {
+			runtime.Gosched()
+		}
+		if i%4 == 0 && time.Now().After(deadline) {
+			return 0
+		}
+	}
+}
+
+// handOver leaves the queue to run, and completes what came before it began to watch. pollMu is held.
+func (q *queue) handOver() int {
+	if q.armed.CompareAndSwap(false, true) {
+		q.arm()
+	}
+	return q.reap()
+}
+
+func (q *queue) isFailing() bool {
+	select {
+	case <-q.failing:
+		return true
+	default:
+		return false
+	}
+}
+
+// run completes requests when nobody polls: it sleeps until the device's event, then empties the completion
+// queue, and asks for the next event.
+func (q *queue) run() {
+	defer close(q.running)
+	for {
+		if err := q.qp.Wait(); err != nil {
+			q.lose(err)
+			return
+		}
+		if q.isFailing() {
+			return
+		}
+		q.events.Add(1)
+		q.armed.Store(false)
+		for !q.armed.Load() && !q.owned.Load() && q.outstanding.Load() > 0 {
+			q.watchOnce()
+		}
+	}
+}
+
+// watchOnce completes what there is until it has armed the queue, unless somebody else has taken the queue.
+func (q *queue) watchOnce() {
+	q.pollMu.Lock()
+	defer q.pollMu.Unlock()
+	if q.owned.Load() {
+		return
+	}
+	q.owned.Store(true)
+	for {
+		q.post()
+		if q.reap() > 0 || q.p.Spin > 0 && q.outstanding.Load() > 0 && q.spin(q.p.Spin) > 0 {
+			continue
+		}
+		if q.handOver() == 0 {
+			break
+		}
+		q.armed.Store(false)
+	}
+	q.owned.Store(false)
+}
+
+// drain completes what has come, after the connection has gone.
+func (q *queue) drain() {
+	q.pollMu.Lock()
+	defer q.pollMu.Unlock()
+	for q.reap() > 0 {
+	}
+}
+
+// reap takes one batch of completions and calls Done of the commands that ended. pollMu is held.
+func (q *queue) reap() int {
+	n, err := q.qp.Poll(q.wc[:])
+	if err != nil {
+		q.lose(err)
+		return 0
+	}
+	if n == 0 {
+		return 0
+	}
+	q.polls.Add(1)
+	q.ended = q.ended[:0]
+	q.recvs = q.recvs[:0]
+	var cause error
+	q.mu.Lock()
+	for i := range q.wc[:n] {
+		if err := q.completion(&q.wc[i]); err != nil && cause == nil {
+			cause = err
+		}
+	}
+	q.mu.Unlock()
+	if cause == nil && len(q.recvs) > 0 {
+		// Before any Done: a new command must find a receive for its response.
+		if _, err := q.qp.PostRecv(q.recvs); err != nil {
+			q.lose(err)
+		}
+	}
+	if cause != nil {
+		q.end(&transport.LostError{Cause: cause})
+	}
+	q.outstanding.Add(-int32(len(q.ended)))
+	for _, r := range q.ended {
+		r.Done(r)
+	}
+	return len(q.ended)
+}
+
+// completion handles one work completion. mu and pollMu are held. An error ends the queue.
+func (q *queue) completion(c *verbs.Completion) error {
+	switch {
+	case c.Status == verbs.StatusFlushed:
+		return nil // the connection is ending; watch deals with the commands
+	case c.Status != verbs.StatusOK && c.VendorError != 0:
+		return fmt.Errorf("%s failed: %s (device code %#x)", c.Op, c.Status, c.VendorError)
+	case c.Status != verbs.StatusOK:
+		return fmt.Errorf("%s failed: %s", c.Op, c.Status)
+	case c.ID&recvID == 0:
+		i := uint16(c.ID)
+		q.slots[i].sent = true
+		q.finish(i)
+		return nil
+	}
+	q.recvs = append(q.recvs, q.recvWR(c.ID&^uint64(recvID)))
+	if c.Bytes < completionLen {
+		return &transport.ProtocolError{Detail: fmt.Sprintf("a response of %d bytes", c.Bytes)}
+	}
+	b := q.response(c.ID &^ uint64(recvID))
+	cid := binary.LittleEndian.Uint16(b[12:])
+	i := cid & (1<<q.indexBits - 1)
+	if int(i) >= len(q.slots) {
+		return &transport.ProtocolError{Detail: fmt.Sprintf("a response to unknown command %#04x", cid)}
+	}
+	s := &q.slots[i]
+	switch {
+	case s.req == nil || s.responded:
+		return &transport.ProtocolError{Detail: fmt.Sprintf("a response to command %#04x, which is not under way", cid)}
+	case cid != q.cid(i, s.gen):
+		return &transport.ProtocolError{Detail: fmt.Sprintf("a response to command %#04x, an earlier use of a live slot", cid)}
+	case c.Invalidated && s.keyBound && c.InvalidatedKey != s.key:
+		return &transport.ProtocolError{Detail: "a response invalidated another command's key"}
+	}
+	copy(s.req.Completion[:], b)
+	s.responded = true
+	q.finish(i)
+	return nil
+}
+
+// finish ends a command whose send completion and response have both been seen. mu is held.
+func (q *queue) finish(i uint16) {
+	s := &q.slots[i]
+	if !s.sent || !s.responded {
+		return
+	}
+	r := s.req
+	if s.keyBound {
+		// The data may not change under the caller: the key dies before Done, if the target has not ended it.
+		s.keyBound = false
+		if err := s.window.Invalidate(); err != nil {
+			s.err = err
+		}
+	}
+	r.Err = s.err
+	s.req = nil
+	q.free = append(q.free, i)
+	q.ended = append(q.ended, r)
+}
