@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -74,11 +75,11 @@ func NewPool(size int) (*Pool, error) {
 	return p, nil
 }
 
-// Region is all of the pool's memory, to be registered.
+// Region is all of the pool's memory, to be registered; not to be touched after Close.
 func (p *Pool) Region() []byte { return p.region }
 
-// Size is the pool's size, Leased how much of it is out, in bytes.
-func (p *Pool) Size() int { return len(p.region) }
+// Size is the pool's size in bytes.
+func (p *Pool) Size() int { return len(p.order) * PageSize }
 
 // Leased is how many bytes are leased out now; 0 at the end of a test, else something leaks.
 func (p *Pool) Leased() int {
@@ -95,8 +96,12 @@ func orderOf(n int) int {
 }
 
 // TryLease returns a buffer of n bytes (capacity: n rounded up to a power of two), or nil when there is none
-// now. n is from 1 to MaxLease. The content is whatever was there. Return it with Release.
+// now. n is from 1 to MaxLease, else the answer is nil too. The content is whatever was there. Return it with
+// Release.
 func (p *Pool) TryLease(n int) []byte {
+	if n <= 0 || n > MaxLease {
+		return nil
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || len(p.waiters) > 0 { // first come, first served
@@ -137,35 +142,19 @@ func (p *Pool) Lease(ctx context.Context, n int) ([]byte, error) {
 		return b[:n], nil
 	case <-ctx.Done():
 		p.mu.Lock()
-		for i, x := range p.waiters {
-			if x == w {
-				p.waiters = append(p.waiters[:i], p.waiters[i+1:]...)
-				break
-			}
+		if i := slices.Index(p.waiters, w); i >= 0 {
+			p.waiters = slices.Delete(p.waiters, i, i+1)
+			p.serve() // w may have stood in the way of a smaller one
 		}
-		p.serve() // w may have been in the way of a smaller one
 		p.mu.Unlock()
-		if b, ok := <-w.drain(); ok {
-			p.Release(b)
+		select { // what was handed to w before it left the queue
+		case b, ok := <-w.ready:
+			if ok {
+				p.Release(b)
+			}
+		default:
 		}
 		return nil, ctx.Err()
-	}
-}
-
-// drain gives a channel that has what was handed to w before it left the queue, or is closed.
-func (w *waiter) drain() <-chan []byte {
-	select {
-	case b, ok := <-w.ready:
-		c := make(chan []byte, 1)
-		if ok {
-			c <- b
-		}
-		close(c)
-		return c
-	default:
-		c := make(chan []byte)
-		close(c)
-		return c
 	}
 }
 
@@ -173,7 +162,7 @@ func (w *waiter) drain() <-chan []byte {
 // twice, or one that is not the pool's, is a bug and panics.
 func (p *Pool) Release(b []byte) {
 	off := uintptr(unsafe.Pointer(unsafe.SliceData(b))) - p.base
-	if off >= uintptr(len(p.region)) || off%PageSize != 0 {
+	if off >= uintptr(p.Size()) || off%PageSize != 0 {
 		panic("blockdev: released a buffer that is not the pool's")
 	}
 	p.mu.Lock()
@@ -205,7 +194,7 @@ func (p *Pool) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
-	for _, w := range p.waiters {
+	for _, w := range p.waiters { // none of them has been served: a served one has left the list
 		close(w.ready)
 	}
 	p.waiters = nil
