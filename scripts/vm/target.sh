@@ -67,7 +67,8 @@ two_hosts() {
   wait_for 5 ping_once 10.9.2.2
   rdma link add siwcable type siw netdev cable0
 }
-on() { local n=$1; shift; ip netns exec "$n" "$@"; }
+# Only the network is the other host's: mounts, and so what FUSE exports there, are seen here as well.
+on() { local n=$1; shift; nsenter --net="/run/netns/$n" -- "$@"; }
 ping_once() { timeout 1 bash -c "exec 3<>/dev/tcp/$1/1" 2>&1 | grep -q refused; }
 cable_mtu() { ip link set cable0 mtu "$2" && on "$1" ip link set cable1 mtu "$2"; } # NAME MTU
 one_host() { # NAME: takes it down again
@@ -209,14 +210,12 @@ kernel_device() { # NSID: the kernel initiator's block device of that namespace
   done
   return 1
 }
-qps() { rdma resource show qp 2>/dev/null | grep -c "comm ${1:-farblk}"; } # [COMM]: queue pairs that its processes hold
-processes() { # COMM [WORD]: the processes of that name, with WORD in their arguments
-  local p comm
+qps() { rdma resource show qp 2>/dev/null | grep -c ' pid '; } # queue pairs that processes hold; the kernel's have none
+sessions() { # the processes that hold farblk's connections
+  local p arguments
   for p in /proc/[0-9]*; do
-    { read -r comm <"$p/comm"; } 2>/dev/null || continue
-    [[ $comm == "$1" ]] || continue
-    [[ -z ${2:-} ]] || tr '\0' ' ' <"$p/cmdline" | grep -qF -- "$2" || continue
-    echo "${p##*/}"
+    { mapfile -d '' -t arguments <"$p/cmdline"; } 2>/dev/null || continue
+    [[ ${arguments[1]:-} == __session || ${arguments[1]:-} == connect && ${arguments[0]} == *farblk ]] && echo "${p##*/}"
   done
 }
 nbds_in_use() {
@@ -233,9 +232,9 @@ nothing_left() {
   left=$(
     nbds_in_use | sed 's/^/NBD device in use: /'
     fuse_mounts | sed 's/^/mount: /'
-    processes farblk connect | sed 's/^/process: /'
-    rdma resource show qp 2>/dev/null | grep 'comm farblk' | sed 's/^/queue pair: /'
-    [[ ! -d /run/farblk ]] || find /run/farblk -mindepth 1 | sed 's/^/state: /'
+    sessions | sed 's/^/process: /'
+    rdma resource show qp 2>/dev/null | grep ' pid ' | sed 's/^/queue pair: /'
+    [[ ! -d /run/farblk ]] || find /run/farblk -mindepth 1 -type d | sed 's/^/state: /'
   )
   [[ -z $left ]] || { echo "$left"; return 1; }
 }

@@ -1,0 +1,46 @@
+# shellcheck shell=bash
+# needs: bin/farblk
+# Two subsystems at once, one with three namespaces, one of these with 4096-byte blocks: all are listed, and
+# disconnecting one leaves the other alone.
+# shellcheck source=scripts/vm/farblk.sh
+. "${BASH_SOURCE[0]%/*}/../farblk.sh"
+
+one_disk
+other=nqn.2024-01.org.example:three
+a=$(disk a 16) || bail "a disk"
+b=$(disk b 32 4096) || bail "a disk with 4096-byte blocks"
+c=$(disk c 16) || bail "a disk"
+must subsystem -s SERIAL2 "$other" "$a" "$b" "$c"
+for id in 1 2; do must ln -s "$nvmet/subsystems/$other" "$nvmet/ports/$id/subsystems/"; done
+
+written() { awk '{print $5}' "/sys/block/${1#/dev/}/stat"; } # DEVICE: write requests so far
+writing() { (($(written "$1") > $2 + 20)); }
+
+for link in rxe siw; do
+  connected "$link" -a "${address[$link]}" -n "$nqn" --export nbd
+  first=$(export_of nbd)
+  connected "$link" -a "${address[$link]}" -n "$other" --export nbd
+  is "$link: three namespaces" 3 "$(field '.namespaces | length')"
+  big=$(export_of nbd 2)
+  is "$link: its blocks" 4096 "$(blockdev --getss "$big")"
+  list=$(farblk list -o json) || fail "$link: list"
+  is "$link: list shows all four" 4 "$(jq '.devices | length' <<<"$list")"
+  is "$link: list has the sector sizes" "512 512 4096 512" \
+    "$(jq -r --arg n "$nqn" '[.devices | sort_by(.SubsystemNQN != $n, .NameSpace)[].SectorSize] | map(tostring) | join(" ")' <<<"$list")"
+  is "$link: all are live" live "$(jq -r '[.devices[].State] | unique | join(" ")' <<<"$list")"
+  attempt "$link: list-subsys" bash -c "farblk list-subsys | grep -F '$nqn' && farblk list-subsys | grep -F '$other'"
+  attempt "$link: id-ns" farblk id-ns "$big"
+  attempt "$link: id-ctrl" farblk id-ctrl "$first"
+  smallest=4k fio_verify "$link, 4096-byte blocks" "$big" --numjobs=2
+  attempt "$link: mkfs on 4096-byte blocks" mkfs.ext4 -q -F "$big"
+
+  fio --name=steady --filename="$first" --direct=1 --ioengine=libaio --rw=randwrite --bs=4k --iodepth=8 --size=8m \
+    --time_based --runtime=8 --verify=crc32c --verify_state_save=0 --minimal --output="$scratch/steady" 2>"$scratch/steady.err" &
+  steady=$!
+  before=$(written "$first")
+  attempt "$link: fio runs on the first" wait_for 10 writing "$first" "$before"
+  attempt "$link: disconnect the second meanwhile" farblk disconnect -n "$other"
+  is "$link: list shows the one left" 1 "$(farblk list -o json | jq '.devices | length')"
+  if wait $steady; then ok "$link: fio on the first ran on"; else fail "$link: fio on the first ran on" "$(cat "$scratch/steady.err")"; fi
+  disconnected "$link"
+done
