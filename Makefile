@@ -4,8 +4,9 @@ export PATH := $(PATH):/usr/local/go/bin
 
 PREFIX ?= /usr/local
 FUZZTIME ?= 30s
-VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-GOFLAGS_BUILD := -trimpath -ldflags '-s -w -X main.buildVersion=$(VERSION)'
+# empty without git: farblk version then says what Go put into the program
+VERSION ?= $(patsubst v%,%,$(shell git describe --tags --always --dirty 2>/dev/null))
+GOFLAGS_BUILD := -trimpath -ldflags '-s -w -X main.release=$(VERSION)'
 # without cgo only the rdmacm provider is missing
 NO_CGO := CGO_ENABLED=0
 SHELL_SCRIPTS = $(shell grep -rlE '^\#!.*\bbash|^\# shellcheck shell=bash' scripts .ci 2>/dev/null)

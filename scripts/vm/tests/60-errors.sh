@@ -1,0 +1,110 @@
+# shellcheck shell=bash
+# needs: bin/farblk
+# What cannot work ends with one clear line and an exit status other than 0 within 5 s, and leaves nothing behind.
+# shellcheck source=scripts/vm/farblk.sh
+. "${BASH_SOURCE[0]%/*}/../farblk.sh"
+
+modules=/lib/modules/$(uname -r)
+a=${address[rxe]} b=${address[siw]}
+host1=nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555
+none=(--export none)
+plain_user() { setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all -- env XDG_RUNTIME_DIR=/run/plain "$@"; }
+clean() { attempt "nothing left behind" wait_for_nothing; }
+
+# before there is an RDMA device
+refuses 'no RDMA device' farblk connect --provider verbs -a 127.0.0.1 -n "$nqn" "${none[@]}"
+refuses 'no RDMA device' farblk discover --provider verbs -a 127.0.0.1
+clean
+
+# without the nbd module
+mkdir -p /run/hidden
+find "$modules" -name 'nbd.ko*' -exec mv -t /run/hidden {} +
+must links
+d=$(disk disk1 16) || bail "a disk"
+must subsystem "$nqn" "$d"
+must subsystem -a "$host1" nqn.2024-01.org.example:closed "$d"
+must port 1 rdma "$a" 4420 "$nqn" nqn.2024-01.org.example:closed
+must port 2 rdma "$b" 4420 "$nqn" nqn.2024-01.org.example:closed
+must port 3 tcp "$b" 4421 "$nqn"
+refuses 'nbd.*(module|kernel)|modprobe nbd' farblk connect -a "$b" -n "$nqn" --export nbd
+clean
+nbd=$(find /run/hidden -name 'nbd.ko*')
+must mv "$nbd" "$(dirname "$(find "$modules" -name 'null_blk.ko*')")/.."
+must depmod
+must modprobe nbd nbds_max=2
+
+for at in "$a" "$b"; do
+  refuses 'nothing listens|refused|not listening' farblk connect -a "$at" -s 4499 -n "$nqn" "${none[@]}"
+  refuses 'nothing listens|refused|not listening' farblk discover -a "$at" -s 4499
+  refuses 'nqn.2024-01.org.example:nowhere' farblk connect -a "$at" -n nqn.2024-01.org.example:nowhere "${none[@]}"
+  refuses 'not allowed|host' farblk connect -a "$at" -n nqn.2024-01.org.example:closed "${none[@]}"
+  refuses 'not allowed|host' farblk connect -a "$at" -n nqn.2024-01.org.example:closed -q nqn.2024-01.org.example:someone-else "${none[@]}"
+done
+connected "an allowed host" -a "$a" -n nqn.2024-01.org.example:closed -q "$host1" "${none[@]}"
+disconnected "an allowed host" nqn.2024-01.org.example:closed
+
+# a port of another transport, names and addresses that lead nowhere
+refuses 'farblk connect: .+' farblk connect -a "$b" -s 4421 -n "$nqn" "${none[@]}"
+refuses 'farblk connect: .+' farblk connect --provider iwarp -a "$b" -s 4421 -n "$nqn" "${none[@]}"
+refuses 'no-such-host.invalid' farblk connect -a no-such-host.invalid -n "$nqn" "${none[@]}"
+refuses '10\.9\.0\.77|unreachable|answer' farblk connect -a 10.9.0.77 -n "$nqn" "${none[@]}"
+refuses '10\.9\.1\.77|unreachable|answer' farblk connect -a 10.9.1.77 -n "$nqn" "${none[@]}"
+refuses '203\.0\.113\.1|unreachable|route' farblk connect -a 203.0.113.1 -n "$nqn" "${none[@]}"
+refuses '203\.0\.113\.1|unreachable|route' farblk connect --provider iwarp -a 203.0.113.1 -n "$nqn" "${none[@]}"
+clean
+
+# twice the same
+connected "first" -a "$b" -n "$nqn" --export nbd=/dev/nbd0
+refuses 'already connected' farblk connect -a "$b" -n "$nqn" "${none[@]}"
+refuses 'already connected' farblk connect -a "::ffff:$b" -n "$nqn" "${none[@]}"
+refuses '/dev/nbd0.*(busy|in use)|(busy|in use).*/dev/nbd0' farblk connect -a "$a" -n "$nqn" --export nbd=/dev/nbd0
+is "the first is still there" live "$(farblk list -o json | jq -r '.devices[].State')"
+connected "second, allowed" -a "$b" -n "$nqn" -D "${none[@]}"
+attempt "disconnect --all" farblk disconnect --all
+clean
+qemu-img create -q -f raw "$scratch/raw" 4M
+qemu-nbd -f raw -c /dev/nbd0 "$scratch/raw" || fail "qemu-nbd"
+refuses '/dev/nbd0.*(busy|in use)|(busy|in use).*/dev/nbd0' farblk connect -a "$b" -n "$nqn" --export nbd=/dev/nbd0
+is "the other program's device is untouched" $((4 << 20)) "$(blockdev --getsize64 /dev/nbd0)"
+attempt "qemu-nbd gives it back" qemu-nbd -d /dev/nbd0
+refuses '/dev/nbd9' farblk connect -a "$b" -n "$nqn" --export nbd=/dev/nbd9
+clean
+
+# without privilege
+install -d -m 700 -o 65534 -g 65534 /run/plain
+chmod 666 /dev/infiniband/*
+refuses 'root' plain_user farblk connect -a "$b" -n "$nqn" --export nbd
+refuses 'memlock|ulimit -l' plain_user bash -c 'ulimit -l 64; exec farblk "$@"' _ connect --provider verbs -a "$b" -n "$nqn" "${none[@]}"
+is "nothing left in its state folder" "" "$(find /run/plain -mindepth 1 -type d -name 'farblk[0-9]*')"
+clean
+
+# what makes no sense
+wrong() { refuses "$1" farblk connect "${@:2}"; }
+wrong 'no address|-a' -n "$nqn"
+wrong 'no subsystem|-n' -a "$b"
+wrong 'nqn' -a "$b" -n not-an-nqn
+wrong 'nqn' -a "$b" -n "nqn.2024-01.org.example:$(printf 'x%.0s' {1..220})"
+wrong 'nqn' -a "$b" -n "$nqn" -q nonsense
+wrong 'hostid|uuid' -a "$b" -n "$nqn" -I nonsense
+wrong '1\.2\.3\.4\.5' -a 1.2.3.4.5 -n "$nqn"
+wrong '-s 4420' -a "$b:4420" -n "$nqn"
+wrong 'fe80::1' -a fe80::1 -n "$nqn"
+wrong 'no-such-link' -a fe80::1%no-such-link -n "$nqn"
+wrong 'port' -a "$b" -s 70000 -n "$nqn"
+wrong 'port' -a "$b" -s x -n "$nqn"
+wrong 'queue' -a "$b" -n "$nqn" -i 0
+wrong 'queue' -a "$b" -n "$nqn" -Q 5
+wrong 'keep-alive' -a "$b" -n "$nqn" -k x
+wrong 'pool-size' -a "$b" -n "$nqn" --pool-size 12Q
+wrong 'provider' -a "$b" -n "$nqn" --provider magic
+wrong 'transport' -a "$b" -n "$nqn" -t tcp
+wrong 'export' -a "$b" -n "$nqn" --export floppy
+wrong 'nbd' -a "$b" -n "$nqn" --export nbd=/dev/sda
+wrong 'output' -a "$b" -n "$nqn" -o xml
+wrong 'no-such-option' -a "$b" -n "$nqn" --no-such-option
+wrong 'argument' -a "$b" -n "$nqn" leftover
+refuses 'unknown command' farblk conect
+refuses 'say what|usage|-n' farblk disconnect
+refuses 'no such' farblk id-ctrl /dev/nbd1
+refuses 'size' farblk target --listen 127.0.0.1:0 -n "$nqn" --size 12Q
+clean
