@@ -1,0 +1,122 @@
+//go:build cgo && linux
+
+package rdmacm
+
+/*
+#include "shim.h"
+#cgo noescape farblk_next_event
+#cgo nocallback farblk_next_event
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"farblk/transport/verbs"
+)
+
+// event is a connection event in Go's memory.
+type event struct {
+	kind    eventType
+	status  int
+	private []byte
+	// What the event says of us: how many RDMA READs of the peer to serve at once, and how many to issue.
+	responderResources, initiatorDepth uint8
+	retryCount, rnrRetryCount          uint8
+	id                                 *C.struct_rdma_cm_id // connect request: the new connection
+}
+
+// channel is an rdma_event_channel with the goroutine that reads it.
+type channel struct {
+	ch      *C.struct_rdma_event_channel
+	fd      *pollFD
+	reader  sync.WaitGroup
+	buf     C.struct_farblk_event
+	outcome C.int
+}
+
+// openChannel opens the connection manager. It can fail for a missing module, device node or permission.
+func openChannel() (*channel, error) {
+	c := &channel{}
+	if r := C.farblk_create_channel(&c.ch); r != 0 {
+		return nil, openFailure(syscall.Errno(-r))
+	}
+	var err error
+	if c.fd, err = newPollFD(int(c.ch.fd), "rdma_cm"); err != nil {
+		C.rdma_destroy_event_channel(c.ch)
+		return nil, err
+	}
+	return c, nil
+}
+
+// openFailure explains why the connection manager cannot be opened.
+func openFailure(e syscall.Errno) error {
+	const node = "/dev/infiniband/rdma_cm"
+	if entries, err := os.ReadDir(sysDevices); err != nil || len(entries) == 0 {
+		return fmt.Errorf("%w: this machine has none (%s is empty): load the adapter's driver, "+
+			"or make one with 'rdma link add', or use --provider iwarp", verbs.ErrNoDevice, sysDevices)
+	}
+	if _, err := os.Stat(node); errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%w can be used: %s is missing: 'modprobe rdma_ucm', or pass /dev/infiniband into the container",
+			verbs.ErrNoDevice, node)
+	}
+	switch e {
+	case syscall.EACCES, syscall.EPERM:
+		return fmt.Errorf("%w can be used: %s: %w: run as root or as a user who may open it", verbs.ErrNoDevice, node, e)
+	case syscall.ENODEV:
+		return fmt.Errorf("%w can be used: libibverbs found no driver for it: 'modprobe ib_uverbs' and install ibverbs-providers",
+			verbs.ErrNoDevice)
+	default:
+		return fmt.Errorf("%w can be used: %s: %w: 'modprobe rdma_ucm'", verbs.ErrNoDevice, node, e)
+	}
+}
+
+// read hands every event to handle, on one goroutine, until stop.
+func (c *channel) read(handle func(event)) {
+	c.reader.Add(1)
+	go func() {
+		defer c.reader.Done()
+		get := func(uintptr) bool {
+			c.outcome = C.farblk_next_event(c.ch, &c.buf)
+			return c.outcome != -C.EAGAIN
+		}
+		for {
+			if err := c.fd.wait(get); err != nil {
+				return
+			}
+			switch syscall.Errno(-c.outcome) {
+			case 0:
+			case syscall.EINTR, syscall.ENOMEM:
+				continue
+			default:
+				// The library could not digest the event (the device went away under it).
+				handle(event{kind: connectError, status: int(c.outcome)})
+				continue
+			}
+			b := &c.buf
+			e := event{
+				kind: eventType(b._type), status: int(b.status), id: b.id,
+				responderResources: uint8(b.responder_resources), initiatorDepth: uint8(b.initiator_depth),
+				retryCount: uint8(b.retry_count), rnrRetryCount: uint8(b.rnr_retry_count),
+			}
+			if b.private_len > 0 {
+				e.private = C.GoBytes(unsafe.Pointer(&b.private_data[0]), C.int(b.private_len))
+			}
+			handle(e)
+		}
+	}()
+}
+
+// stop ends the goroutine, and returns when it has gone.
+func (c *channel) stop() {
+	c.fd.close()
+	c.reader.Wait()
+}
+
+// destroy frees the channel; its identifiers must be gone, and the goroutine stopped.
+func (c *channel) destroy() { C.rdma_destroy_event_channel(c.ch) }
