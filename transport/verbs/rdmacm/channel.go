@@ -10,14 +10,9 @@ package rdmacm
 import "C"
 
 import (
-	"errors"
-	"fmt"
-	"os"
 	"sync"
 	"syscall"
 	"unsafe"
-
-	"farblk/transport/verbs"
 )
 
 // event is a connection event in Go's memory.
@@ -52,28 +47,6 @@ func openChannel() (*channel, error) {
 		return nil, err
 	}
 	return c, nil
-}
-
-// openFailure explains why the connection manager cannot be opened.
-func openFailure(e syscall.Errno) error {
-	const node = "/dev/infiniband/rdma_cm"
-	if entries, err := os.ReadDir(sysDevices); err != nil || len(entries) == 0 {
-		return fmt.Errorf("%w: this machine has none (%s is empty): load the adapter's driver, "+
-			"or make one with 'rdma link add', or use --provider iwarp", verbs.ErrNoDevice, sysDevices)
-	}
-	if _, err := os.Stat(node); errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%w can be used: %s is missing: 'modprobe rdma_ucm', or pass /dev/infiniband into the container",
-			verbs.ErrNoDevice, node)
-	}
-	switch e {
-	case syscall.EACCES, syscall.EPERM:
-		return fmt.Errorf("%w can be used: %s: %w: run as root or as a user who may open it", verbs.ErrNoDevice, node, e)
-	case syscall.ENODEV:
-		return fmt.Errorf("%w can be used: libibverbs found no driver for it: 'modprobe ib_uverbs' and install ibverbs-providers",
-			verbs.ErrNoDevice)
-	default:
-		return fmt.Errorf("%w can be used: %s: %w: 'modprobe rdma_ucm'", verbs.ErrNoDevice, node, e)
-	}
 }
 
 // read hands every event to handle, on one goroutine, until stop.
