@@ -15,26 +15,28 @@ func (r *Request) Bytes() int64 {
 }
 
 // Check is what every device checks before it starts r, in this order: known operation and support
-// (ErrUnsupported), read-only (ErrReadOnly), a length above 0 and a place inside the device (ErrRange; for a
+// (ErrUnsupported), read-only (ErrReadOnly), a length above 0 and a place inside the device (ErrRange; of a
 // Write or WriteZeroes that runs past the end also ErrNoSpace), alignment (ErrAlignment).
-func (i *Info) Check(r *Request) error {
+func (i *Info) Check(r *Request) error { return i.CheckRange(r.Op, r.Off, r.Bytes()) }
+
+// CheckRange is Check for an operation on n bytes at off.
+func (i *Info) CheckRange(op Op, off, n int64) error {
 	switch {
-	case r.Op >= numOps, r.Op == Discard && !i.Discard, r.Op == WriteZeroes && !i.WriteZeroes:
-		return fmt.Errorf("%v: %w", r.Op, ErrUnsupported)
-	case r.Op == Flush:
+	case op >= numOps, op == Discard && !i.Discard, op == WriteZeroes && !i.WriteZeroes:
+		return fmt.Errorf("%v: %w", op, ErrUnsupported)
+	case op == Flush:
 		return nil
-	case r.Op != Read && i.ReadOnly:
-		return fmt.Errorf("%v: %w", r.Op, ErrReadOnly)
+	case op != Read && i.ReadOnly:
+		return fmt.Errorf("%v: %w", op, ErrReadOnly)
 	}
-	n := r.Bytes()
-	if r.Off < 0 || n <= 0 || r.Off > i.Size || n > i.Size-r.Off {
-		if n > 0 && r.Off >= 0 && (r.Op == Write || r.Op == WriteZeroes) {
-			return fmt.Errorf("%v of %d bytes at %d on a device of %d: %w, %w", r.Op, n, r.Off, i.Size, ErrNoSpace, ErrRange)
+	if off < 0 || n <= 0 || off > i.Size || n > i.Size-off {
+		if n > 0 && off >= 0 && (op == Write || op == WriteZeroes) {
+			return fmt.Errorf("%v of %d bytes at %d on a device of %d: %w, %w", op, n, off, i.Size, ErrNoSpace, ErrRange)
 		}
-		return fmt.Errorf("%v of %d bytes at %d on a device of %d: %w", r.Op, n, r.Off, i.Size, ErrRange)
+		return fmt.Errorf("%v of %d bytes at %d on a device of %d: %w", op, n, off, i.Size, ErrRange)
 	}
-	if mask := int64(i.BlockSize - 1); (r.Off|n)&mask != 0 {
-		return fmt.Errorf("%v of %d bytes at %d with blocks of %d: %w", r.Op, n, r.Off, i.BlockSize, ErrAlignment)
+	if mask := int64(i.BlockSize - 1); (off|n)&mask != 0 {
+		return fmt.Errorf("%v of %d bytes at %d with blocks of %d: %w", op, n, off, i.BlockSize, ErrAlignment)
 	}
 	return nil
 }

@@ -1,0 +1,338 @@
+package nbd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"farblk/blockdev"
+)
+
+const (
+	receiveSize = 64 << 10 // of the receive buffer; longer payloads go straight into leases
+	// spinLimit is the longest a connection waits by polling. What is expected to take longer is waited for in
+	// the kernel at once.
+	spinLimit = 500 * time.Microsecond
+	pollSlice = 20 * time.Microsecond // between two looks at the socket
+)
+
+// spinners is how many connections may wait by polling at one time.
+func spinners() int { return max(1, runtime.GOMAXPROCS(0)-1) }
+
+// conn is a connection in the transmission phase. One goroutine, run, reads the socket, submits and polls. Replies
+// are sent in batches by whoever finds some and nobody sending: run while it is awake, else the goroutine on
+// which the device calls Done; when the socket takes no more, the writer goes on, so that nobody else blocks.
+//
+// Locks: mu, then the pool's. Nothing of the device is called with mu held.
+type conn struct {
+	agreed
+	srv   *Server
+	sock  net.Conn
+	raw   syscall.RawConn
+	pool  *blockdev.Pool
+	queue blockdev.Queue
+
+	ctx    context.Context // ends with the connection: for waiting without the socket
+	cancel context.CancelFunc
+	ended  chan struct{} // closed when run is done
+
+	// run's own
+	in       receiver
+	started  bool // something was submitted since the last Poll or Kick
+	waitMean time.Duration
+
+	mu        sync.Mutex
+	free      taskList
+	replies   taskList // completed, not yet taken by a sender
+	awake     bool     // run will look at replies before it sleeps
+	sending   bool     // out has an owner
+	stopping  bool     // read no more requests
+	broken    error    // the socket failed, or the client broke the protocol: nothing more is sent
+	slotFreed *sync.Cond
+	total     int // tasks, free and in use
+
+	out       sender
+	writerDo  chan struct{} // hands out to the writer; closed when run is done
+	writerEnd chan struct{}
+}
+
+func newConn(s *Server, sock net.Conn, a agreed, number int) (*conn, error) {
+	raw, err := rawConn(sock)
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{
+		srv: s, agreed: a, sock: sock, raw: raw,
+		pool: a.export.Device.Pool(), queue: a.export.Device.Queue(number),
+		ended: make(chan struct{}), writerDo: make(chan struct{}, 1), writerEnd: make(chan struct{}),
+		awake: true, total: queueDepthLimit,
+	}
+	c.slotFreed = sync.NewCond(&c.mu)
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	tasks := make([]task, queueDepthLimit)
+	done := c.partDone
+	for i := range tasks {
+		t := &tasks[i]
+		t.req.Owner, t.req.Done = t, done
+		c.free.push(t)
+	}
+	c.in.init(c)
+	c.out.init(c)
+	return c, nil
+}
+
+// stop makes the connection end after the requests that were received. It does not wait.
+func (c *conn) stop() {
+	c.mu.Lock()
+	c.stopping = true
+	c.mu.Unlock()
+	c.cancel()
+	// wakes run, which may be waiting for a request; replies still go out
+	_ = c.sock.SetReadDeadline(time.Unix(1, 0))
+	_ = c.sock.SetWriteDeadline(time.Now().Add(c.srv.cfg.CloseTimeout / 2))
+}
+
+// fail notes that nothing more can be sent, and why; the first reason stays.
+func (c *conn) fail(err error) {
+	c.mu.Lock()
+	c.failLocked(err)
+	c.mu.Unlock()
+}
+
+func (c *conn) failLocked(err error) {
+	if c.broken == nil {
+		c.broken = err
+		c.cancel()
+	}
+	for t := c.replies.pop(); t != nil; t = c.replies.pop() {
+		c.recycle(t)
+	}
+}
+
+// run serves requests until the client leaves or the server stops, and returns when no request is under way
+// and no buffer is held.
+func (c *conn) run() error {
+	defer close(c.ended)
+	go c.writer()
+	err := c.loop()
+	if err != nil {
+		c.fail(err)
+	}
+	c.in.abandon()
+	_ = c.sock.SetWriteDeadline(time.Now().Add(c.srv.cfg.CloseTimeout / 2)) // who leaves must take what is due
+	for c.queue.Poll(0) > 0 {
+		c.flush()
+	}
+	c.queue.Kick()
+	c.sleep()
+	c.flush()
+	c.mu.Lock()
+	for c.free.n < c.total {
+		c.slotFreed.Wait()
+	}
+	err = c.broken
+	c.mu.Unlock()
+	close(c.writerDo)
+	<-c.writerEnd
+	c.cancel()
+	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
+		return nil // a client may leave as it likes
+	}
+	return err
+}
+
+// errDone ends the loop at the client's wish, or the server's.
+var errDone = errors.New("done")
+
+func (c *conn) loop() error {
+	for {
+		state, err := c.in.parse()
+		if err == nil && c.started {
+			c.started = false
+			if c.queue.Poll(0) == 0 {
+				c.started = true // another goroutine may have been polling: kick before sleeping
+			}
+		}
+		if err != nil {
+			if errors.Is(err, errDone) {
+				return nil
+			}
+			return err
+		}
+		switch {
+		case state != wantInput:
+			c.flush()
+			err = c.waitFor(state)
+		case c.in.full: // there may be more: answer it all together
+			if c.in.full = false; c.pendingReplies() > queueDepthLimit/4 {
+				c.flush()
+			}
+			_, err = c.in.tryRead()
+		default:
+			c.flush()
+			err = c.waitInput()
+		}
+		if err != nil {
+			if errors.Is(err, errDone) {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+func (c *conn) pendingReplies() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.replies.n
+}
+
+// kick starts what was submitted, if that is in doubt.
+func (c *conn) kick() {
+	if c.started {
+		c.started = false
+		c.queue.Kick()
+	}
+}
+
+// sleep says that run is about to block: from here on completions send their replies themselves.
+func (c *conn) sleep() {
+	c.mu.Lock()
+	c.awake = false
+	c.mu.Unlock()
+	c.flush() // what came before
+}
+
+func (c *conn) wake() {
+	c.mu.Lock()
+	c.awake = true
+	c.mu.Unlock()
+}
+
+// waitInput returns when something was read. It first polls device and socket for as long as experience says
+// that it pays.
+func (c *conn) waitInput() error {
+	begin := time.Now()
+	limit := 2*c.waitMean + 5*time.Microsecond
+	if limit <= spinLimit {
+		select {
+		case c.srv.spinning <- struct{}{}:
+			n, err := c.spin(begin, limit)
+			<-c.srv.spinning
+			if n > 0 || err != nil {
+				c.learn(time.Since(begin))
+				return err
+			}
+		default:
+		}
+	} else if n, err := c.in.tryRead(); n > 0 || err != nil {
+		c.learn(time.Since(begin))
+		return err
+	}
+	for c.queue.Poll(0) > 0 { // until it says 0 the device relies on this goroutine
+		c.flush()
+	}
+	c.kick()
+	c.sleep()
+	err := c.in.waitRead()
+	c.wake()
+	c.learn(time.Since(begin))
+	return err
+}
+
+// learn keeps a moving average of how long input is waited for, with more weight on good news.
+func (c *conn) learn(d time.Duration) {
+	d = min(d, 4*spinLimit)
+	if d < c.waitMean {
+		c.waitMean -= (c.waitMean - d) / 4
+	} else {
+		c.waitMean += (d - c.waitMean) / 16
+	}
+}
+
+// spin alternates between the socket and the device until something was read or the time is over.
+func (c *conn) spin(begin time.Time, limit time.Duration) (int, error) {
+	for {
+		n, err := c.in.tryRead()
+		if n > 0 || err != nil {
+			return n, err
+		}
+		if c.busy() {
+			if c.queue.Poll(pollSlice) > 0 {
+				begin = time.Now()
+			}
+			c.flush()
+		} else if time.Since(begin) > limit {
+			return 0, nil
+		}
+		if time.Since(begin) > limit {
+			return 0, nil
+		}
+		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	}
+}
+
+// busy says whether any task is under way.
+func (c *conn) busy() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.free.n < c.total
+}
+
+// waitFor waits for what parse was short of.
+func (c *conn) waitFor(what want) error {
+	for n := c.queue.Poll(0); n > 0; n = c.queue.Poll(0) {
+		c.flush()
+		if what == wantSlot {
+			return nil // try again before anything else
+		}
+	}
+	c.kick()
+	c.sleep()
+	defer c.wake()
+	switch what {
+	case wantSlot:
+		c.mu.Lock()
+		for c.free.n == 0 {
+			c.slotFreed.Wait()
+		}
+		c.mu.Unlock()
+	case wantLease:
+		b, err := c.pool.Lease(c.ctx, c.in.leaseSize)
+		if err != nil {
+			return c.waitError(err)
+		}
+		c.in.spare = b
+	case wantLarge:
+		select {
+		case c.export.large <- struct{}{}:
+			c.in.hasLarge = true
+		case <-c.ctx.Done():
+			return c.waitError(c.ctx.Err())
+		}
+	}
+	return nil
+}
+
+// waitError is why a wait without the socket ended.
+func (c *conn) waitError(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.broken != nil {
+		return c.broken
+	}
+	if c.stopping {
+		return errDone
+	}
+	return err
+}
+
+// errUnfinished ends a connection in the midst of a command.
+var errUnfinished = errors.New("the connection ended in the midst of a command")
