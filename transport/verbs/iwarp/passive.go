@@ -1,0 +1,93 @@
+package iwarp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+
+	"farblk/transport/verbs"
+	"farblk/transport/verbs/iwarp/internal/mpa"
+)
+
+// PrivateData is what came with the request.
+func (c *conn) PrivateData() []byte { return c.request.Private }
+
+// PeerParams is what the request asked for. Revision 1 does not tell: one RDMA READ at a time is then safe.
+func (c *conn) PeerParams() verbs.ConnParams {
+	p := verbs.ConnParams{PrivateData: c.request.Private, ResponderResources: 1, InitiatorDepth: maxReads}
+	if c.request.IsEnhanced {
+		p.ResponderResources = uint8(min(c.request.Enhanced.IRD, 255))
+		p.InitiatorDepth = uint8(min(c.request.Enhanced.ORD, 255))
+	}
+	return p
+}
+
+// takeSocket gives the passive side's socket to the caller.
+func (c *conn) takeSocket() (*net.TCPConn, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	tcp := c.tcp
+	c.tcp = nil
+	if tcp == nil {
+		return nil, errors.New("this side made the connection: there is no request to answer")
+	}
+	return tcp, nil
+}
+
+// Accept sends the positive reply. The connection is up with it; nothing is sent before the initiator's first FPDU.
+func (c *conn) Accept(ctx context.Context, p verbs.ConnParams) error {
+	ctx, done, err := c.begin(ctx, true)
+	if err != nil {
+		return err
+	}
+	defer done()
+	tcp, err := c.takeSocket()
+	if err != nil {
+		return err
+	}
+	l := c.p.negotiable(p, c.request.Revision)
+	if !c.request.IsEnhanced {
+		l.IRD = maxReads // the peer could not say how many it will issue
+	}
+	reply, o := mpa.Accept(c.request, l, p.PrivateData)
+	frame, err := reply.Append(nil)
+	if err == nil {
+		err = during(ctx, tcp, func() error {
+			_, err := tcp.Write(frame)
+			return err
+		})
+	}
+	if err == nil {
+		err = c.setUp(tcp, o, false)
+	}
+	if err != nil {
+		tcp.Close()
+		return c.ended(ctx, fmt.Errorf("accept: %w", socketError(err)))
+	}
+	return nil
+}
+
+// Reject sends the negative reply.
+func (c *conn) Reject(private []byte) error {
+	ctx, done, err := c.begin(context.Background(), false)
+	if err != nil {
+		return err
+	}
+	defer done()
+	tcp, err := c.takeSocket()
+	if err != nil {
+		return err
+	}
+	reply := mpa.Refuse(c.request, private)
+	frame, err := reply.Append(nil)
+	if err == nil {
+		err = during(ctx, tcp, func() error {
+			_, err := tcp.Write(frame)
+			return err
+		})
+	}
+	refuse(tcp)
+	c.end(verbs.ErrClosed)
+	return err
+}

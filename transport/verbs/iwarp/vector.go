@@ -1,0 +1,14 @@
+package iwarp
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// vector describes b, which is not empty, for readv or sendmsg.
+func vector(b []byte) unix.Iovec {
+	return unix.Iovec{Base: unsafe.SliceData(b), Len: uint64(len(b))}
+}
+
+func advance(p *byte, n int) *byte { return (*byte)(unsafe.Add(unsafe.Pointer(p), n)) }
