@@ -28,8 +28,8 @@ type qp struct {
 	polls  atomic.Uint32 // counts calls of Poll, for the engine
 	engine engine
 
-	closed    chan struct{} // Close was called
-	closeOnce sync.Once
+	closed chan struct{} // Close was called
+	isShut atomic.Bool   // the same, for the data path
 }
 
 // States of a qp.
@@ -211,11 +211,11 @@ func (q *qp) Poll(cs []verbs.Completion) (int, error) {
 	if len(cs) == 0 {
 		return 0, nil
 	}
-	if n := q.cq.take(cs); n > 0 {
-		return n, nil
-	}
 	if q.isClosed() {
 		return 0, verbs.ErrClosed
+	}
+	if n := q.cq.take(cs); n > 0 {
+		return n, nil
 	}
 	q.polls.Add(1)
 	if q.rx.mu.TryLock() { // else the engine is at it
@@ -252,7 +252,9 @@ func (q *qp) Wait() error {
 
 // Close ends the connection and everything on it.
 func (q *qp) Close() error {
-	q.closeOnce.Do(func() { close(q.closed) })
+	if q.isShut.CompareAndSwap(false, true) {
+		close(q.closed)
+	}
 	for !q.state.CompareAndSwap(stateIdle, stateFailed) && q.state.Load() != stateFailed {
 		q.disconnect(verbs.ErrClosed)
 	}
@@ -260,11 +262,4 @@ func (q *qp) Close() error {
 	return nil
 }
 
-func (q *qp) isClosed() bool {
-	select {
-	case <-q.closed:
-		return true
-	default:
-		return false
-	}
-}
+func (q *qp) isClosed() bool { return q.isShut.Load() }
