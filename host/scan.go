@@ -1,0 +1,252 @@
+package host
+
+import (
+	"context"
+	"fmt"
+
+	"farblk/blockdev"
+	"farblk/host/nvme"
+)
+
+// maxNamespaces bounds what a controller can make us ask for and keep.
+const maxNamespaces = 4096
+
+// found is a namespace as a scan sees it.
+type found struct {
+	nsid uint32
+	id   *nvme.IdentifyNamespace
+	ids  nvme.NamespaceIDs
+}
+
+// activeNamespaces lists the IDs of the attached namespaces, rising.
+func (a *association) activeNamespaces(ctx context.Context) (ids []uint32, err error) {
+	for after := uint32(0); ; after = ids[len(ids)-1] {
+		data, err := a.identifyData(ctx, nvme.CNSActiveNamespaces, after)
+		if err != nil {
+			return nil, fmt.Errorf("listing namespaces: %w", err)
+		}
+		more, err := nvme.ParseNamespaceList(data, after)
+		if err != nil {
+			return nil, err
+		}
+		ids = append(ids, more...)
+		if len(ids) > maxNamespaces {
+			return nil, refusedf("the controller has more than %d namespaces", maxNamespaces)
+		}
+		if len(more) < nvme.MaxNamespaceList || ids[len(ids)-1] >= nvme.AllNamespaces-1 {
+			return ids, nil
+		}
+	}
+}
+
+// look identifies one namespace. It returns nil if that is not attached, or not of the NVM command set.
+func (a *association) look(ctx context.Context, nsid uint32) (*found, error) {
+	data, err := a.identifyData(ctx, nvme.CNSNamespace, nsid)
+	switch s := statusOf(err); {
+	case s.Code() == nvme.StatusInvalidNamespace:
+		return nil, nil // detached since it was listed
+	case err != nil:
+		return nil, fmt.Errorf("identifying namespace %d: %w", nsid, err)
+	}
+	f := &found{nsid: nsid}
+	if f.id, err = nvme.ParseIdentifyNamespace(data); err != nil {
+		return nil, err
+	}
+	if f.id.NCAP == 0 { // zeros are what an inactive namespace answers
+		return nil, nil
+	}
+	if data, err = a.identifyData(ctx, nvme.CNSNamespaceDescriptors, nsid); err == nil {
+		if f.ids, err = nvme.ParseNamespaceIDs(data); err != nil {
+			return nil, err
+		}
+	} else if s := statusOf(err); s == 0 || !s.DNR() && s.Code() != nvme.StatusInvalidField && s.Code() != nvme.StatusInvalidOpcode {
+		return nil, fmt.Errorf("identifying namespace %d: %w", nsid, err)
+	} // else the controller is older than the list
+	if f.ids.HasCSI && f.ids.CSI != 0 {
+		a.cfg.Logger.Warn("namespace left out: not of the NVM command set", "nsid", nsid, "csi", f.ids.CSI)
+		return nil, nil
+	}
+	if f.ids.NGUID.IsZero() {
+		f.ids.NGUID = f.id.NGUID
+	}
+	if f.ids.EUI64.IsZero() {
+		f.ids.EUI64 = f.id.EUI64
+	}
+	return f, nil
+}
+
+// scan compares the controller's namespaces with those that are known: adds, removes, resizes, and refuses
+// I/O where another namespace has come in the place of a known one. c.scanning is held.
+func (c *Controller) scan(ctx context.Context, a *association) error {
+	active, err := a.activeNamespaces(ctx)
+	if err != nil {
+		return err
+	}
+	var all []*found
+	for _, nsid := range active {
+		f, err := a.look(ctx, nsid)
+		if err != nil {
+			return err
+		}
+		if f != nil {
+			all = append(all, f)
+		}
+	}
+	var states map[uint32]nvme.ANAState
+	if a.id.SupportsANA() {
+		if states, err = a.anaStates(ctx); err != nil {
+			return err
+		}
+	}
+	first := c.State() == StateConnecting
+	seen := make(map[uint32]bool)
+	for _, f := range all {
+		n, kind, err := c.take(a, f)
+		if n == nil {
+			a.cfg.Logger.Warn("namespace left out", "nsid", f.nsid, "err", err)
+			continue
+		}
+		seen[f.nsid] = true
+		n.mu.Lock()
+		n.ana = states[f.id.ANAGRPID]
+		n.mu.Unlock()
+		if kind != EventState && !first {
+			a.cfg.Logger.Info(kind.String(), "nsid", f.nsid, "size", n.Info().Size, "err", err)
+			c.tell(Event{Kind: kind, State: c.State(), Namespace: n, Err: err})
+		}
+	}
+	for _, n := range c.Namespaces() {
+		if !seen[n.nsid] {
+			c.detach(n)
+		}
+	}
+	return nil
+}
+
+// take brings the namespace object for f up to date, or makes it. kind is EventState when nothing changed.
+func (c *Controller) take(a *association, f *found) (n *Namespace, kind EventKind, err error) {
+	g, err := newGeometry(a.limits, f.nsid, f.id)
+	if g != nil {
+		g.info.ID = contentID(f.ids, a.id, a.cfg.SubsysNQN, f.nsid)
+		g.info.Name = fmt.Sprintf("%s namespace %d", a.cfg.SubsysNQN, f.nsid)
+	}
+	c.mu.Lock()
+	n, last := c.spaces[f.nsid], c.last
+	queues := c.queues
+	c.mu.Unlock()
+	if n != nil && n.closed.Load() {
+		return n, EventState, nil
+	}
+	if n != nil {
+		n.mu.Lock()
+		before, gone := n.ids, n.gone
+		n.mu.Unlock()
+		old := n.Info()
+		looks := g != nil && old.Size == g.info.Size && last != nil && last.id.SN == a.id.SN && last.id.MN == a.id.MN
+		switch same := sameNamespace(before, f.ids, looks); {
+		case g != nil && same && old.BlockSize == g.info.BlockSize:
+			if gone {
+				n.update(g, f)
+				return n, EventNamespaceAdded, nil
+			}
+			if n.update(g, f) {
+				return n, EventNamespaceChanged, nil
+			}
+			return n, EventState, nil
+		case gone: // its removal has been told
+		default:
+			if err == nil {
+				err = fmt.Errorf("%w: namespace %d was %s, now it is %s", blockdev.ErrChanged, f.nsid, old.ID, g.info.ID)
+				if same {
+					err = fmt.Errorf("%w: namespace %d had blocks of %d bytes, now %d", blockdev.ErrChanged, f.nsid, old.BlockSize, g.info.BlockSize)
+				}
+			} else {
+				err = fmt.Errorf("%w: %w", blockdev.ErrChanged, err)
+			}
+			known := n.Err() != nil
+			n.refuse(err)
+			n.wake()
+			if known {
+				return n, EventState, nil
+			}
+			return n, EventNamespaceChanged, err
+		}
+	}
+	if g == nil {
+		return nil, EventState, err
+	}
+	n = newNamespace(c, f.nsid, queues)
+	n.update(g, f)
+	c.mu.Lock()
+	c.spaces[f.nsid] = n
+	c.mu.Unlock()
+	return n, EventNamespaceAdded, nil
+}
+
+// detach makes a namespace that the controller does not list any more fail its requests.
+func (c *Controller) detach(n *Namespace) {
+	err := fmt.Errorf("%w: namespace %d is not attached any more", blockdev.ErrLost, n.nsid)
+	n.refuse(err)
+	n.mu.Lock()
+	n.gone = true
+	n.mu.Unlock()
+	n.wake()
+	c.cfg.Logger.Info(EventNamespaceRemoved.String(), "nsid", n.nsid)
+	c.tell(Event{Kind: EventNamespaceRemoved, State: c.State(), Namespace: n, Err: err})
+}
+
+// controllerEvent deals with an asynchronous event. Whatever fails here ends with the association, and the
+// next one scans anew.
+func (c *Controller) controllerEvent(ctx context.Context, a *association, e nvme.AsyncEvent) {
+	c.cfg.Logger.Info("controller event", "event", e.String())
+	var err error
+	switch e & 0xFFFF07 {
+	case nvme.EventNamespaceChanged:
+		// Reading the log is what arms the event again. A scan looks at all namespaces whatever it says: it may
+		// have overflowed, and what it names may have changed again.
+		if err = a.readLog(ctx, nvme.LogChangedNamespaces, nvme.AllNamespaces, 0, make([]byte, nvme.IdentifySize), false); err == nil {
+			err = c.rescan(ctx, a)
+		}
+	case nvme.EventANAChanged:
+		err = c.rescan(ctx, a)
+		for _, q := range c.ioQueues() {
+			q.retryNow()
+		}
+	case nvme.EventDiscoveryChanged:
+		c.tell(Event{Kind: EventDiscoveryChanged, State: c.State()})
+	}
+	if err != nil && ctx.Err() == nil {
+		c.cfg.Logger.Warn("could not follow a controller event", "event", e.String(), "err", err)
+	}
+}
+
+func (c *Controller) rescan(ctx context.Context, a *association) error {
+	c.scanning.Lock()
+	defer c.scanning.Unlock()
+	return c.scan(ctx, a)
+}
+
+// anaLogMax bounds the ANA log, in bytes; the controller says how many groups and namespaces it may have.
+const anaLogMax = 1 << 20
+
+// anaStates reads the ANA log (Base 5.16.1.13): the state of each group.
+func (a *association) anaStates(ctx context.Context) (map[uint32]nvme.ANAState, error) {
+	attachable := a.id.NN
+	if a.id.MNAN > 0 {
+		attachable = a.id.MNAN
+	}
+	size := nvme.LogANAHeaderSize + uint64(a.id.NANAGRPID)*nvme.LogANAGroupSize + 4*uint64(min(attachable, maxNamespaces))
+	buf := make([]byte, min(size, anaLogMax))
+	if err := a.readLog(ctx, nvme.LogANA, nvme.AllNamespaces, 0, buf, false); err != nil {
+		return nil, fmt.Errorf("reading the ANA log: %w", err)
+	}
+	log, err := nvme.ParseANALog(buf)
+	if err != nil {
+		return nil, err
+	}
+	states := make(map[uint32]nvme.ANAState, len(log.Groups))
+	for _, g := range log.Groups {
+		states[g.ID] = g.State
+	}
+	return states, nil
+}
