@@ -1,0 +1,517 @@
+package fuse
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"farblk/blockdev"
+)
+
+// serveAt names the folder that this test binary serves, instead of testing, until it is killed.
+const serveAt = "FARBLK_TEST_FUSE_SERVE"
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(serveAt); path != "" {
+		dev, err := blockdev.NewMemory(blockdev.MemoryConfig{Size: 64 << 20, Queues: 2, Null: os.Getenv("NULL") != ""})
+		if err == nil {
+			_, err = Mount(context.Background(), Config{Path: path, Devices: map[string]blockdev.Device{"n1": dev}})
+		}
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		fmt.Println("ready")
+		select {}
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func needFUSE(t testing.TB) {
+	t.Helper()
+	if err := checkDevice(); err != nil {
+		t.Skip(err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("these tests mount as root")
+	}
+}
+
+func needProgram(t testing.TB, names ...string) {
+	t.Helper()
+	for _, n := range names {
+		if _, err := exec.LookPath(n); err != nil {
+			t.Skip(err)
+		}
+	}
+}
+
+func memory(t testing.TB, c blockdev.MemoryConfig) *blockdev.Memory {
+	t.Helper()
+	d, err := blockdev.NewMemory(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if n := d.Pool().Leased(); n != 0 {
+			t.Errorf("%d bytes are still leased", n)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// mount mounts until the test ends.
+func mount(t testing.TB, c Config) *Mounted {
+	t.Helper()
+	needFUSE(t)
+	if c.Path == "" {
+		c.Path = filepath.Join(t.TempDir(), "mnt")
+	}
+	m, err := Mount(context.Background(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		if err := m.Unmount(ctx, false); err != nil {
+			t.Error(err)
+			_ = m.Unmount(ctx, true)
+		}
+	})
+	return m
+}
+
+// open avoids package os, which would ask the file to be polled, from a goroutine that the server may need.
+func open(t testing.TB, path string, flags int) int {
+	t.Helper()
+	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatalf("open %s: %v", path, err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	return fd
+}
+
+// TestModel compares random reads, writes, holes and zeroed ranges of any alignment with a byte slice.
+func TestModel(t *testing.T) {
+	for _, c := range []struct {
+		block   int
+		latency time.Duration
+		asFile  bool
+	}{{512, -1, false}, {4096, 0, true}, {4096, 30 * time.Microsecond, false}, {65536, -1, false}} {
+		t.Run(fmt.Sprintf("block %d latency %v file %v", c.block, c.latency, c.asFile), func(t *testing.T) {
+			const size = 4<<20 + 65536
+			d := memory(t, blockdev.MemoryConfig{Size: size, BlockSize: c.block, Latency: c.latency, Queues: 3, PoolSize: 2 << 20})
+			cfg := Config{Devices: map[string]blockdev.Device{"n1": d}}
+			if c.asFile {
+				cfg.Path = filepath.Join(t.TempDir(), "disk")
+				if err := os.WriteFile(cfg.Path, []byte("hidden"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			m := mount(t, cfg)
+			fd := open(t, m.File("n1"), unix.O_RDWR)
+			source := rand.NewChaCha8([32]byte{byte(c.block >> 8)})
+			r := rand.New(source)
+			model, buf := make([]byte, size), make([]byte, 3<<20)
+			for i := range 400 {
+				off := r.Int64N(size)
+				n := min(1+r.Int64N([]int64{100, 5000, 200 << 10, 3 << 20}[i%4]), size-off)
+				if i%5 == 0 { // aligned
+					off, n = off&^65535, min((n+65535)&^65535, size-off&^65535)
+				}
+				switch op := r.IntN(8); op {
+				case 0, 1, 2:
+					got, err := unix.Pread(fd, buf[:n], off)
+					if err != nil || got != int(n) || !bytes.Equal(buf[:n], model[off:off+n]) {
+						t.Fatalf("step %d: read of %d at %d: %d, %v, or other data", i, n, off, got, err)
+					}
+				case 3, 4, 5:
+					_, _ = source.Read(buf[:n])
+					if got, err := unix.Pwrite(fd, buf[:n], off); err != nil || got != int(n) {
+						t.Fatalf("step %d: write of %d at %d: %d, %v", i, n, off, got, err)
+					}
+					copy(model[off:], buf[:n])
+				default:
+					mode := uint32(unix.FALLOC_FL_KEEP_SIZE | unix.FALLOC_FL_PUNCH_HOLE)
+					if op == 6 {
+						mode = unix.FALLOC_FL_KEEP_SIZE | unix.FALLOC_FL_ZERO_RANGE
+					}
+					if err := unix.Fallocate(fd, mode, off, n); err != nil {
+						t.Fatalf("step %d: fallocate %#x of %d at %d: %v", i, mode, n, off, err)
+					}
+					clear(model[off : off+n])
+				}
+			}
+			all := make([]byte, size+1)
+			for done := 0; done < size; { // past the end, a read is short
+				n, err := unix.Pread(fd, all[done:], int64(done))
+				if err != nil || n == 0 {
+					t.Fatal(n, err)
+				}
+				done += n
+			}
+			if !bytes.Equal(all[:size], model) {
+				t.Error("the device differs from the model")
+			}
+			for _, op := range []blockdev.Op{blockdev.Read, blockdev.Write, blockdev.Discard, blockdev.WriteZeroes} {
+				if d.Count(op) == 0 {
+					t.Errorf("no %v reached the device", op)
+				}
+			}
+		})
+	}
+}
+
+// TestCaseE14PartsOfBlocks has many writers change bytes of the same blocks, which are larger than their writes.
+func TestCaseE14PartsOfBlocks(t *testing.T) {
+	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20, BlockSize: 4096, Latency: 20 * time.Microsecond, Queues: 2})
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
+	const writers, stripe, span = 8, 512, 128 << 10
+	var wg sync.WaitGroup
+	for w := range writers {
+		fd := open(t, m.File("n1"), unix.O_RDWR|unix.O_DIRECT)
+		wg.Go(func() {
+			b := bytes.Repeat([]byte{byte(w + 1)}, stripe)
+			for off := w * stripe; off < span; off += writers * stripe {
+				if _, err := unix.Pwrite(fd, b, int64(off)); err != nil {
+					t.Error(err)
+				}
+			}
+			whole := bytes.Repeat([]byte{0xee}, 4096) // beside them, whole blocks
+			for off := span + w*4096; off < 2*span; off += writers * 4096 {
+				if _, err := unix.Pwrite(fd, whole, int64(off)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b := make([]byte, 2*span)
+	if n, err := unix.Pread(open(t, m.File("n1"), unix.O_RDONLY), b, 0); n != len(b) || err != nil {
+		t.Fatal(n, err)
+	}
+	for i, v := range b {
+		want := byte(0xee)
+		if i < span {
+			want = byte(i/stripe%writers + 1)
+		}
+		if v != want {
+			t.Fatalf("byte %d is %#x, want %#x: a write was undone", i, v, want)
+		}
+	}
+}
+
+func TestAttributes(t *testing.T) {
+	d := memory(t, blockdev.MemoryConfig{Size: 8 << 20, BlockSize: 4096})
+	ro := memory(t, blockdev.MemoryConfig{Size: 1 << 20, ReadOnly: true})
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d, "n2": ro}})
+	stat := func(name string) (st unix.Stat_t) {
+		if err := unix.Stat(m.File(name), &st); err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	if st := stat("n1"); st.Size != 8<<20 || st.Mode != unix.S_IFREG|0o600 || st.Blksize != 4096 || st.Blocks != 8<<20/512 || int(st.Uid) != os.Geteuid() {
+		t.Errorf("stat: %+v", st)
+	}
+	if st := stat("n2"); st.Size != 1<<20 || st.Mode != unix.S_IFREG|0o400 {
+		t.Errorf("stat of a read-only device: %+v", st)
+	}
+	var sx unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, m.File("n1"), 0, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &sx); err != nil || sx.Size != 8<<20 {
+		t.Errorf("statx: size %d, %v", sx.Size, err)
+	}
+	if _, err := unix.Open(m.File("n2"), unix.O_RDWR, 0); err != unix.EROFS {
+		t.Errorf("opening a read-only device for writing: %v", err)
+	}
+	if _, err := unix.Open(m.File("n3"), unix.O_RDWR|unix.O_CREAT, 0o600); err != unix.EPERM {
+		t.Errorf("creating a file: %v", err)
+	}
+	fd := open(t, m.File("n1"), unix.O_RDWR|unix.O_TRUNC) // as "cat image >n1" does
+	if err := unix.Ftruncate(fd, 8<<20); err != nil {
+		t.Errorf("truncating to the same size: %v", err)
+	}
+	if err := unix.Ftruncate(fd, 4096); err != unix.EINVAL {
+		t.Errorf("truncating: %v", err)
+	}
+	if err := unix.Fchmod(fd, 0o640); err != nil || stat("n1").Mode&0o777 != 0o640 {
+		t.Errorf("chmod: %v, mode %o", err, stat("n1").Mode)
+	}
+	if err := unix.Fallocate(fd, 0, 0, 4096); err != unix.EOPNOTSUPP {
+		t.Errorf("plain fallocate: %v", err)
+	}
+	for _, c := range []struct {
+		off    int64
+		whence int
+		want   int64
+		err    error
+	}{{4097, unix.SEEK_DATA, 4097, nil}, {0, unix.SEEK_HOLE, 8 << 20, nil}, {8 << 20, unix.SEEK_DATA, -1, unix.ENXIO}, {0, unix.SEEK_END, 8 << 20, nil}} {
+		if got, err := unix.Seek(fd, c.off, c.whence); got != c.want || err != c.err {
+			t.Errorf("seek %d from %d: %d, %v", c.whence, c.off, got, err)
+		}
+	}
+	page := make([]byte, 8192)
+	if n, err := unix.Pread(fd, page, 8<<20); n != 0 || err != nil {
+		t.Errorf("read at the end: %d, %v", n, err)
+	}
+	if n, err := unix.Pread(fd, page, 8<<20-100); n != 100 || err != nil {
+		t.Errorf("read over the end: %d, %v", n, err)
+	}
+	if n, err := unix.Pwrite(fd, page, 8<<20-4096); n != 4096 || err != nil {
+		t.Errorf("write over the end: %d, %v", n, err)
+	}
+	if _, err := unix.Pwrite(fd, page, 8<<20); err != unix.ENOSPC {
+		t.Errorf("write at the end: %v", err)
+	}
+	if err := d.Resize(4 << 20); err != nil || stat("n1").Size != 4<<20 {
+		t.Errorf("size after a resize: %d, %v", stat("n1").Size, err)
+	}
+	before := d.Count(blockdev.Flush)
+	if err := unix.Fsync(fd); err != nil || d.Count(blockdev.Flush) != before+1 {
+		t.Errorf("fsync: %v, flushes %d", err, d.Count(blockdev.Flush)-before)
+	}
+	if _, err := unix.Pwrite(open(t, m.File("n1"), unix.O_WRONLY|unix.O_DSYNC), page, 0); err != nil || d.FUACount() != 1 {
+		t.Errorf("write with O_DSYNC: %v, FUA %d", err, d.FUACount())
+	}
+}
+
+func TestCaseE18SharedMapping(t *testing.T) {
+	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20})
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
+	fd := open(t, m.File("n1"), unix.O_RDWR)
+	b, err := unix.Mmap(fd, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// touched in a system call, so that the fault does not hold a processor that the server needs
+	zero := open(t, "/dev/zero", unix.O_RDONLY)
+	if _, err := unix.Read(zero, b[:300000]); err != nil {
+		t.Fatal(err)
+	}
+	copy(b[300000-8:], "mapped!!")
+	if err := errors.Join(unix.Msync(b, unix.MS_SYNC), unix.Munmap(b)); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, 8)
+	if _, err := unix.Pread(open(t, m.File("n1"), unix.O_RDONLY), got, 300000-8); err != nil || string(got) != "mapped!!" {
+		t.Errorf("read %q, %v", got, err)
+	}
+}
+
+func TestAddRemove(t *testing.T) {
+	a, b := memory(t, blockdev.MemoryConfig{Size: 1 << 20}), memory(t, blockdev.MemoryConfig{Size: 2 << 20})
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": a}})
+	if err := m.Add("n10", b); err != nil {
+		t.Fatal(err)
+	}
+	if m.Add("n10", b) == nil || m.Add("x/y", b) == nil {
+		t.Error("a name that is taken or impossible was accepted")
+	}
+	out, err := exec.Command("ls", m.Path()).CombinedOutput()
+	if err != nil || string(out) != "n1\nn10\n" {
+		t.Errorf("ls: %q, %v", out, err)
+	}
+	fd := open(t, m.File("n10"), unix.O_RDWR)
+	if err := m.Remove(t.Context(), "n10"); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 512)
+	if _, err := unix.Pread(fd, buf, 0); err != unix.EIO {
+		t.Errorf("reading a removed device: %v", err)
+	}
+	if err := unix.Access(m.File("n10"), unix.F_OK); err != unix.ENOENT {
+		t.Errorf("the removed file: %v", err)
+	}
+	if _, err := unix.Pread(open(t, m.File("n1"), unix.O_RDONLY), buf, 0); err != nil {
+		t.Errorf("the other device: %v", err)
+	}
+	if err := m.Remove(t.Context(), "n10"); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("removing twice: %v", err)
+	}
+	_ = unix.Close(fd)
+}
+
+// faulty fails writes to its first block.
+type faulty struct{ *blockdev.Memory }
+
+type faultyQueue struct{ blockdev.Queue }
+
+func (d faulty) Queue(i int) blockdev.Queue { return faultyQueue{d.Memory.Queue(i)} }
+
+func (q faultyQueue) Submit(r *blockdev.Request) {
+	if r.Op == blockdev.Write && r.Off == 0 {
+		r.Err = fmt.Errorf("write: %w", blockdev.ErrMedia)
+		r.Done(r)
+		return
+	}
+	q.Queue.Submit(r)
+}
+
+// TestCaseE11OneError checks that a failed request is answered and leaves the others alone.
+func TestCaseE11OneError(t *testing.T) {
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": faulty{memory(t, blockdev.MemoryConfig{Size: 1 << 20})}}})
+	fd := open(t, m.File("n1"), unix.O_RDWR)
+	for range 100 {
+		if _, err := unix.Pwrite(fd, make([]byte, 512), 0); err != unix.EIO {
+			t.Fatal(err)
+		}
+		if _, err := unix.Pwrite(fd, make([]byte, 700), 512); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestBusy(t *testing.T) {
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": memory(t, blockdev.MemoryConfig{Size: 1 << 20})}})
+	fd := open(t, m.File("n1"), unix.O_RDWR)
+	err := m.Unmount(t.Context(), false)
+	var busy *BusyError
+	if !errors.As(err, &busy) || !errors.Is(err, unix.EBUSY) ||
+		!slices.ContainsFunc(busy.Holders, func(h Holder) bool { return h.PID == os.Getpid() && h.Path == m.File("n1") }) {
+		t.Fatalf("unmount in use: %v", err)
+	}
+	if _, err := unix.Pread(fd, make([]byte, 512), 0); err != nil {
+		t.Fatalf("the refused unmount did harm: %v", err)
+	}
+	if err := m.Unmount(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Pread(fd, make([]byte, 512), 0); err == nil {
+		t.Error("after a forced unmount the file still answers")
+	}
+	if _, err := os.Stat(m.Path()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder that Mount made is left: %v", err)
+	}
+}
+
+// TestUnmountedByOthers is what an administrator's umount and a connection aborted from outside do.
+func TestUnmountedByOthers(t *testing.T) {
+	for _, flags := range []int{0, unix.MNT_FORCE} {
+		d := memory(t, blockdev.MemoryConfig{Size: 1 << 20})
+		m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
+		if err := unix.Unmount(m.Path(), flags); err != nil {
+			t.Fatal(err)
+		}
+		m.Wait()
+		if d.Count(blockdev.Flush) == 0 {
+			t.Error("not flushed at the end")
+		}
+	}
+}
+
+// startServer serves a folder in another process and returns when it can be used.
+func startServer(t testing.TB, path string, env ...string) *exec.Cmd {
+	t.Helper()
+	c := exec.Command(os.Args[0])
+	c.Env = append(os.Environ(), append(env, serveAt+"="+path)...)
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Kill()
+		_ = c.Wait()
+		_ = unix.Unmount(path, unix.MNT_DETACH)
+	})
+	b := make([]byte, 200)
+	if n, err := out.Read(b); err != nil || string(b[:n]) != "ready\n" {
+		t.Fatalf("the other process: %q, %v", b[:n], err)
+	}
+	return c
+}
+
+// TestCaseE19StaleMount kills a server and mounts at the same place; TestCaseE15 is the same with one that lives.
+func TestCaseE19StaleMount(t *testing.T) {
+	needFUSE(t)
+	path := filepath.Join(t.TempDir(), "mnt")
+	other := startServer(t, path)
+	fd := open(t, path+"/n1", unix.O_RDWR)
+	cfg := Config{Path: path, Devices: map[string]blockdev.Device{"n1": memory(t, blockdev.MemoryConfig{Size: 1 << 20})}}
+	if _, err := Mount(t.Context(), cfg); !errors.Is(err, unix.EBUSY) {
+		t.Fatalf("mounting over a living mount: %v", err)
+	}
+	if err := other.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = other.Wait()
+	if _, err := unix.Pread(fd, make([]byte, 512), 0); err == nil {
+		t.Fatal("the killed server answers")
+	}
+	if err := unix.Access(path, unix.F_OK); err != unix.ENOTCONN {
+		t.Fatalf("the stale mount: %v", err)
+	}
+	m := mount(t, cfg)
+	if _, err := unix.Pread(open(t, m.File("n1"), unix.O_RDWR), make([]byte, 512), 0); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	needFUSE(t)
+	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20})
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]Config{
+		"no path":               {},
+		"two devices on a file": {Path: file, Devices: map[string]blockdev.Device{"n1": d, "n2": d}},
+		"folder not empty":      {Path: dir, Devices: map[string]blockdev.Device{"n1": d}},
+		"not a file":            {Path: "/dev/null", Devices: map[string]blockdev.Device{"n1": d}},
+		"impossible name":       {Path: filepath.Join(dir, "new"), Devices: map[string]blockdev.Device{"..": d}},
+	} {
+		if _, err := Mount(t.Context(), c); err == nil {
+			t.Errorf("%s: mounted", name)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "new")); err == nil {
+		t.Error("a refused mount left its folder")
+	}
+}
+
+// TestForceWhileStuck takes the mount away while the device does not answer: the process lets go when it does.
+func TestForceWhileStuck(t *testing.T) {
+	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20, Latency: time.Hour})
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
+	fd := open(t, m.File("n1"), unix.O_RDWR)
+	read := make(chan error, 1)
+	go func() {
+		_, err := unix.Pread(fd, make([]byte, 512), 0)
+		read <- err
+	}()
+	for d.Pool().Leased() == 0 {
+		syscall.Select(0, nil, nil, nil, &syscall.Timeval{Usec: 1000})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if err := m.Unmount(ctx, true); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("unmount with a stuck device: %v", err)
+	}
+	if err := <-read; err == nil {
+		t.Error("the reader was not released")
+	}
+	_ = d.Close() // fails the request
+	m.Wait()
+}
