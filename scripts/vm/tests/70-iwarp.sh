@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # needs: bin/farblk
-# limit: 240
+# limit: 500
 # Software iWARP, no RDMA device of this host used, against Linux's target on siw: the whole of the main job, with
 # CRC32C on and off.
 # shellcheck source=scripts/vm/farblk.sh

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # needs: bin/farblk
-# limit: 240
+# limit: 500
 # The other direction: Linux's own initiator on farblk's target, over siw to software iWARP, which runs where there is
 # no RDMA device, and over rxe to RDMA hardware's interface.
 # shellcheck source=scripts/vm/farblk.sh

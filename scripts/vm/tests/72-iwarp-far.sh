@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # needs: bin/farblk
-# limit: 300
+# limit: 500
 # Software iWARP from a host that has no RDMA device, over a cable with an MTU of 1500 and of 9000 bytes, with
 # CRC32C on and off. That host sees the network only: files and NBD sockets are its exports.
 # shellcheck source=scripts/vm/farblk.sh
