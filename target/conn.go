@@ -1,0 +1,110 @@
+package target
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"farblk/host/nvme"
+	"farblk/transport/verbs"
+)
+
+// serveConn answers one connection request and runs its queue to the end.
+func (t *Target) serveConn(p *port, conn verbs.Conn) {
+	log := t.log.With("port", p.id, "from", conn.RemoteAddr().String())
+	req, err := t.admit(conn)
+	if err != nil {
+		var reject *nvme.CMRejectError
+		if !errors.As(err, &reject) {
+			reject = &nvme.CMRejectError{Reason: nvme.RejectNoResources}
+		}
+		log.Warn("connection rejected", "qid", req.QID, "err", err)
+		if err := conn.Reject(reject.Reason.Append(nil)); err != nil {
+			log.Warn("sending the reject failed", "err", err)
+		}
+		conn.Close()
+		return
+	}
+	q, err := t.newQueue(p, conn, req)
+	if err != nil {
+		log.Error("no queue for a connection", "qid", req.QID, "err", err)
+		_ = conn.Reject(nvme.RejectNoResources.Append(nil))
+		conn.Close()
+		return
+	}
+	q.log = log.With("qid", req.QID)
+	err = t.enter(q)
+	if err == nil {
+		err = q.accept()
+	}
+	if err == nil {
+		q.log.Debug("queue connected")
+		err = q.run()
+	}
+	q.kill(err)
+	q.finish()
+	if cause := q.cause(); cause != nil && !errors.Is(cause, errEnded) && !errors.Is(cause, ErrClosed) {
+		q.log.Warn("queue ended", "err", cause)
+	} else {
+		q.log.Debug("queue ended")
+	}
+}
+
+// admit checks a connection request's private data (RDMA 3.5) and that there is
+// room for one more queue.
+func (t *Target) admit(conn verbs.Conn) (nvme.CMRequest, error) {
+	req, err := nvme.ParseCMRequest(conn.PrivateData())
+	if err != nil {
+		return req, err
+	}
+	depth := t.cfg.QueueDepth
+	if req.QID == 0 {
+		depth = adminDepth
+	}
+	t.mu.Lock()
+	queues := len(t.queues)
+	t.mu.Unlock()
+	reason := nvme.RejectReason(0)
+	switch {
+	case int(req.QID) > t.cfg.IOQueues:
+		reason = nvme.RejectQueueID
+	case req.SQSize == 0 || int(req.SQSize)+1 > depth:
+		reason = nvme.RejectSQSize
+	case req.RQSize == 0:
+		reason = nvme.RejectRQSize
+	case conn.PeerParams().ResponderResources == 0:
+		reason = nvme.RejectIRD
+	case queues >= t.cfg.MaxQueues:
+		reason = nvme.RejectNoResources
+	}
+	if reason != 0 {
+		return req, &nvme.CMRejectError{Reason: reason}
+	}
+	return req, nil
+}
+
+// enter registers the queue, so that Close finds it.
+func (t *Target) enter(q *queue) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return ErrClosed
+	}
+	t.queues[q] = struct{}{}
+	return nil
+}
+
+func (q *queue) accept() error {
+	ctx, cancel := context.WithTimeout(q.t.ctx, q.t.cfg.ConnectTimeout)
+	defer cancel()
+	ird := min(q.conn.PeerParams().InitiatorDepth, 16) // hosts have nothing to read from us
+	err := q.conn.Accept(ctx, verbs.ConnParams{
+		PrivateData:        nvme.CMAccept{RQSize: uint16(q.depth)}.Append(nil),
+		ResponderResources: ird, InitiatorDepth: uint8(q.maxReads),
+		RetryCount: 7, RNRRetryCount: 7,
+	})
+	if err != nil {
+		return fmt.Errorf("accepting the connection: %w", err)
+	}
+	return nil
+}

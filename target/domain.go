@@ -1,0 +1,118 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"farblk/transport/verbs"
+
+	"golang.org/x/sys/unix"
+)
+
+// domain is the protection domain that all queues over one device share, with
+// the registrations of the namespaces' memory.
+type domain struct {
+	pd     verbs.PD
+	pinned bool // the device holds on to pages: they must not be given back
+
+	mu      sync.Mutex
+	regions map[*extent]verbs.MR
+}
+
+type domainKey struct{ provider, device string }
+
+// domain returns the domain of conn's device, making it at first.
+func (t *Target) domain(conn verbs.Conn) (*domain, error) {
+	key := domainKey{conn.Provider(), conn.Device().Name}
+	t.domMu.Lock()
+	defer t.domMu.Unlock()
+	if d := t.domains[key]; d != nil {
+		return d, nil
+	}
+	pd, err := conn.NewPD()
+	if err != nil {
+		return nil, fmt.Errorf("protection domain on %s: %w", key.device, err)
+	}
+	d := &domain{pd: pd, pinned: key.provider != "iwarp", regions: make(map[*extent]verbs.MR)}
+	t.domains[key] = d
+	return d, nil
+}
+
+func (t *Target) domainList() []*domain {
+	t.domMu.Lock()
+	defer t.domMu.Unlock()
+	return slices.Collect(maps.Values(t.domains))
+}
+
+// region returns the registration of e's memory in this domain.
+func (d *domain) region(e *extent) (verbs.MR, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if mr := d.regions[e]; mr != nil {
+		return mr, nil
+	}
+	mr, err := d.pd.Register(e.mem, verbs.LocalWrite)
+	if err != nil {
+		return nil, fmt.Errorf("registering %d bytes of a namespace: %w", len(e.mem), err)
+	}
+	if d.pinned {
+		e.pinned.Store(true)
+	}
+	d.regions[e] = mr
+	return mr, nil
+}
+
+// forget deregisters e, which no queue uses any more.
+func (d *domain) forget(e *extent) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	mr := d.regions[e]
+	if mr == nil {
+		return nil
+	}
+	delete(d.regions, e)
+	return mr.Close()
+}
+
+func (d *domain) close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	for _, mr := range d.regions {
+		errs = append(errs, mr.Close())
+	}
+	return errors.Join(append(errs, d.pd.Close())...)
+}
+
+// region is memory outside the Go heap with its registration.
+type region struct {
+	mem []byte
+	mr  verbs.MR
+}
+
+// allocate maps and registers n bytes of zeros.
+func (d *domain) allocate(n int, access verbs.Access) (region, error) {
+	n = (n + pageSize - 1) &^ (pageSize - 1)
+	mem, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		return region{}, fmt.Errorf("mapping %d bytes: %w", n, err)
+	}
+	mr, err := d.pd.Register(mem, access)
+	if err != nil {
+		unix.Munmap(mem)
+		return region{}, err
+	}
+	return region{mem, mr}, nil
+}
+
+func (r *region) free() {
+	if r.mem == nil {
+		return
+	}
+	r.mr.Close()
+	unix.Munmap(r.mem)
+	r.mem = nil
+}

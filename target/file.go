@@ -1,0 +1,118 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// file is a backend in a file, which may be sparse, or a block device.
+type file struct {
+	f   *os.File
+	fd  int
+	dev bool // a block device: its size is fixed
+}
+
+// openFile opens or makes a file of at least size bytes and returns its size.
+func openFile(path string, size uint64, readOnly bool) (*file, uint64, error) {
+	flags := os.O_RDWR | os.O_CREATE
+	if readOnly {
+		flags = os.O_RDONLY
+	}
+	f, err := os.OpenFile(path, flags, 0o600)
+	if err != nil {
+		return nil, 0, fmt.Errorf("target: %w", err)
+	}
+	b := &file{f: f, fd: int(f.Fd())}
+	got, err := b.prepare(size, readOnly)
+	if err != nil {
+		f.Close()
+		return nil, 0, fmt.Errorf("target: %s: %w", path, err)
+	}
+	return b, got, nil
+}
+
+func (b *file) prepare(size uint64, readOnly bool) (uint64, error) {
+	end, err := b.f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return 0, err
+	}
+	st, err := b.f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	b.dev = st.Mode()&os.ModeDevice != 0
+	switch {
+	case size == 0:
+		return uint64(end), nil
+	case size <= uint64(end):
+		return size, nil
+	case b.dev || readOnly:
+		return 0, fmt.Errorf("it has %d bytes and cannot grow to %d", end, size)
+	}
+	return size, b.f.Truncate(int64(size))
+}
+
+func (b *file) readAt(p []byte, off uint64) error {
+	for len(p) > 0 {
+		n, err := unix.Pread(b.fd, p, int64(off))
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return err
+		case n == 0: // a file that was cut behind our back reads as zeros
+			clear(p)
+			return nil
+		}
+		p, off = p[n:], off+uint64(n)
+	}
+	return nil
+}
+
+func (b *file) writeAt(p []byte, off uint64) error {
+	for len(p) > 0 {
+		n, err := unix.Pwrite(b.fd, p, int64(off))
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return err
+		case n == 0:
+			return io.ErrShortWrite
+		}
+		p, off = p[n:], off+uint64(n)
+	}
+	return nil
+}
+
+// zero punches a hole, or writes zeros where the file system cannot.
+func (b *file) zero(off, n uint64) error {
+	err := unix.Fallocate(b.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(off), int64(n))
+	if err == nil || !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS) {
+		return err
+	}
+	zeros := make([]byte, min(n, 1<<20))
+	for n > 0 {
+		z := zeros[:min(n, uint64(len(zeros)))]
+		if err := b.writeAt(z, off); err != nil {
+			return err
+		}
+		off, n = off+uint64(len(z)), n-uint64(len(z))
+	}
+	return nil
+}
+
+func (b *file) sync() error { return unix.Fdatasync(b.fd) }
+
+func (b *file) resize(_, size uint64) error {
+	if b.dev {
+		return errors.New("target: a block device cannot be resized")
+	}
+	return b.f.Truncate(int64(size))
+}
+
+func (b *file) close() error { return b.f.Close() }

@@ -1,0 +1,242 @@
+package target
+
+import (
+	"errors"
+
+	"farblk/host/nvme"
+	"farblk/transport/verbs"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxTransfer is the most bytes of one command's data.
+const maxTransfer = pageSize << maxMDTS
+
+// startIO begins a command of the NVM command set.
+func (q *queue) startIO(cmd *command, c *nvme.Command) bool {
+	switch c.Opcode() {
+	case nvme.IORead:
+		return q.startRead(cmd, c)
+	case nvme.IOWrite:
+		return q.startWrite(cmd, c)
+	case nvme.IOFlush:
+		return q.flushNamespaces(cmd, c)
+	case nvme.IOWriteZeroes:
+		return q.writeZeroes(cmd, c)
+	case nvme.IODatasetManagement:
+		return q.startDataset(cmd, c)
+	}
+	return q.fail(cmd, nvme.StatusInvalidOpcode.WithDNR())
+}
+
+// locate checks a command's namespace and block range, in bytes after it.
+func (q *queue) locate(cmd *command, c *nvme.Command, write bool) (off, n uint64, s nvme.StatusCode) {
+	v, s := q.view(c.NSID())
+	if s != 0 {
+		return 0, 0, s
+	}
+	slba, blocks := c.SLBA(), uint64(c.Blocks())
+	switch {
+	case slba > v.blocks || blocks > v.blocks-slba:
+		return 0, 0, nvme.StatusLBAOutOfRange.WithDNR()
+	case c.ProtectionInfo() != 0:
+		return 0, 0, nvme.StatusInvalidField.WithDNR()
+	case write && v.readOnly:
+		return 0, 0, nvme.StatusNamespaceWriteProtected.WithDNR()
+	}
+	cmd.view = v
+	return slba << v.blockShift, blocks << v.blockShift, 0
+}
+
+func (q *queue) startRead(cmd *command, c *nvme.Command) bool {
+	off, n, s := q.locate(cmd, c, false)
+	if s == 0 && n > maxTransfer {
+		s = nvme.StatusInvalidField.WithDNR()
+	}
+	if s != 0 {
+		return q.fail(cmd, s)
+	}
+	v := cmd.view
+	if v.pieces == nil {
+		return q.push(cmd, c, int(n), true, (*queue).loadRead)
+	}
+	sgl := c.SGL()
+	if s := checkKeyed(sgl, int(n), true); s != 0 {
+		return q.fail(cmd, s)
+	}
+	want := v.countPieces(off, n) + 1
+	if !q.room(want) {
+		return false
+	}
+	q.reserved += want
+	i := len(q.wrs)
+	q.wrs = v.appendPieces(q.wrs, off, n, verbs.SendWR{Op: verbs.OpRDMAWrite, RemoteAddr: sgl.Address, RKey: sgl.Key})
+	q.number(i, kindSend, 0)
+	q.countRead(n)
+	q.respond(cmd, 0, nvme.StatusSuccess)
+	return true
+}
+
+func (q *queue) countRead(n uint64) {
+	q.stats.reads.Add(1)
+	q.stats.readBytes.Add(n)
+}
+
+// loadRead reads from a file for a Read.
+func (q *queue) loadRead(cmd *command, b []byte) nvme.StatusCode {
+	if err := cmd.view.store.readAt(b, q.capsule(cmd).SLBA()<<cmd.view.blockShift); err != nil {
+		return q.storeFailed(err, nvme.StatusUnrecoveredRead)
+	}
+	q.countRead(uint64(len(b)))
+	return 0
+}
+
+func (q *queue) startWrite(cmd *command, c *nvme.Command) bool {
+	off, n, s := q.locate(cmd, c, true)
+	if s == 0 && n > maxTransfer {
+		s = nvme.StatusInvalidField.WithDNR()
+	}
+	if s != 0 {
+		return q.fail(cmd, s)
+	}
+	v, sgl := cmd.view, c.SGL()
+	if sgl.Type == nvme.SGLOffset || v.pieces == nil {
+		return q.pull(cmd, c, int(n), true, (*queue).storeWrite)
+	}
+	if s := checkKeyed(sgl, int(n), true); s != 0 {
+		return q.fail(cmd, s)
+	}
+	reads := v.countPieces(off, n)
+	if !q.room(reads+1) || q.reads > 0 && q.reads+reads > q.maxReads {
+		return false
+	}
+	q.reserved += reads + 1
+	q.reads += reads
+	cmd.reads, cmd.size, cmd.then = reads, int(n), (*queue).wroteMemory
+	i := len(q.wrs)
+	q.wrs = v.appendPieces(q.wrs, off, n, verbs.SendWR{
+		Op: verbs.OpRDMARead, Flags: verbs.Signaled, RemoteAddr: sgl.Address, RKey: sgl.Key,
+	})
+	q.number(i, kindRead, cmd.slot)
+	return true
+}
+
+// wroteMemory ends a Write whose data the device has put in place.
+func (q *queue) wroteMemory(cmd *command, _ []byte) { q.endWrite(cmd, q.capsule(cmd), 0) }
+
+// storeWrite ends a Write whose data is at hand: in the capsule, or for a file.
+func (q *queue) storeWrite(cmd *command, b []byte) {
+	c := q.capsule(cmd)
+	if c[39] == byte(nvme.SGLOffset) {
+		q.stats.inCapsule.Add(1)
+	}
+	q.endWrite(cmd, c, q.writeStatus(cmd.view.store.writeAt(b, c.SLBA()<<cmd.view.blockShift)))
+}
+
+func (q *queue) endWrite(cmd *command, c *nvme.Command, s nvme.StatusCode) {
+	if c.FUA() {
+		q.stats.fua.Add(1)
+		if s.OK() {
+			s = q.writeStatus(cmd.view.store.sync())
+		}
+	}
+	if s.OK() {
+		q.stats.writes.Add(1)
+		q.stats.writeBytes.Add(uint64(cmd.size))
+	}
+	q.respond(cmd, 0, s)
+}
+
+func (q *queue) writeStatus(err error) nvme.StatusCode {
+	if err == nil {
+		return 0
+	}
+	return q.storeFailed(err, nvme.StatusWriteFault)
+}
+
+// storeFailed turns a backend's error into a status.
+func (q *queue) storeFailed(err error, s nvme.StatusCode) nvme.StatusCode {
+	q.log.Error("backend failed", "err", err)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return nvme.StatusCapacityExceeded.WithDNR()
+	}
+	return s
+}
+
+func (q *queue) flushNamespaces(cmd *command, c *nvme.Command) bool {
+	if c.NSID() == nvme.AllNamespaces {
+		s := nvme.StatusSuccess
+		for _, v := range q.views {
+			if v == nil {
+				continue
+			}
+			if s = v.status; s == 0 {
+				s = q.writeStatus(v.store.sync())
+			}
+			if s != 0 {
+				break
+			}
+		}
+		q.stats.flushes.Add(1)
+		return q.complete(cmd, 0, s)
+	}
+	v, s := q.view(c.NSID())
+	if s == 0 {
+		s = q.writeStatus(v.store.sync())
+		q.stats.flushes.Add(1)
+	}
+	return q.complete(cmd, 0, s)
+}
+
+func (q *queue) writeZeroes(cmd *command, c *nvme.Command) bool {
+	off, n, s := q.locate(cmd, c, true)
+	if s == 0 {
+		s = q.writeStatus(cmd.view.store.zero(off, n))
+	}
+	if s == 0 && c.FUA() {
+		s = q.writeStatus(cmd.view.store.sync())
+	}
+	if s == 0 {
+		q.stats.zeroes.Add(1)
+	}
+	return q.complete(cmd, 0, s)
+}
+
+func (q *queue) startDataset(cmd *command, c *nvme.Command) bool {
+	v, s := q.view(c.NSID())
+	if s == 0 && v.readOnly {
+		s = nvme.StatusNamespaceWriteProtected.WithDNR()
+	}
+	if s != 0 {
+		return q.fail(cmd, s)
+	}
+	cmd.view = v
+	return q.pull(cmd, c, c.Ranges()*nvme.RangeSize, false, (*queue).deallocate)
+}
+
+// deallocate ends a Dataset Management. Without AD it is a hint, and no more.
+func (q *queue) deallocate(cmd *command, b []byte) {
+	v := cmd.view
+	if !q.capsule(cmd).DatasetDeallocate() {
+		q.respond(cmd, 0, nvme.StatusSuccess)
+		return
+	}
+	// All ranges are checked before the first is freed.
+	s := nvme.StatusSuccess
+	for r := b; len(r) > 0; r = r[nvme.RangeSize:] {
+		d, _ := nvme.ParseRange(r)
+		if d.SLBA > v.blocks || uint64(d.Blocks) > v.blocks-d.SLBA {
+			s = nvme.StatusLBAOutOfRange.WithDNR()
+		}
+	}
+	for r := b; len(r) > 0 && s == 0; r = r[nvme.RangeSize:] {
+		if d, _ := nvme.ParseRange(r); d.Blocks > 0 {
+			s = q.writeStatus(v.store.zero(d.SLBA<<v.blockShift, uint64(d.Blocks)<<v.blockShift))
+			q.stats.ranges.Add(1)
+		}
+	}
+	if s == 0 {
+		q.stats.trims.Add(1)
+	}
+	q.respond(cmd, 0, s)
+}

@@ -1,0 +1,155 @@
+package target
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// extent is one mapping of a namespace in memory. A namespace that grows gets
+// another, since a registered mapping cannot move.
+type extent struct {
+	start  uint64 // the namespace's byte that mem begins at
+	mem    []byte
+	pinned atomic.Bool // some device holds the pages
+}
+
+// maxExtents bounds how often a namespace in memory can grow.
+const maxExtents = 64
+
+// hugeLimit is the size up to which huge pages are asked for: above, a sparsely
+// used namespace would take far more memory than was written to it.
+const hugeLimit = 4 << 30
+
+// memory is a backend outside the Go heap. Its list of extents is replaced, never
+// changed, under Subsystem.mu.
+type memory struct{ list atomic.Pointer[[]*extent] }
+
+func newMemory(size uint64) (*memory, error) {
+	m := new(memory)
+	m.list.Store(new([]*extent))
+	return m, m.grow(0, size)
+}
+
+func (m *memory) extents() []*extent { return *m.list.Load() }
+
+func (m *memory) end() uint64 {
+	l := m.extents()
+	if len(l) == 0 {
+		return 0
+	}
+	e := l[len(l)-1]
+	return e.start + uint64(len(e.mem))
+}
+
+// grow makes the bytes up to size usable. Those from old on read as zeros, even
+// if they held something before the namespace was made smaller.
+func (m *memory) grow(old, size uint64) error {
+	end := m.end()
+	if old < min(size, end) {
+		if err := m.zero(old, min(size, end)-old); err != nil {
+			return err
+		}
+	}
+	if size <= end {
+		return nil
+	}
+	if len(m.extents()) == maxExtents {
+		return fmt.Errorf("target: a namespace in memory can grow only %d times", maxExtents)
+	}
+	n := size - end
+	if n > 1<<62 {
+		return fmt.Errorf("target: %d bytes of memory cannot be had", n)
+	}
+	n = (n + pageSize - 1) &^ (pageSize - 1)
+	mem, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	if err != nil {
+		return fmt.Errorf("target: mapping %d bytes for a namespace: %w", n, err)
+	}
+	if n <= hugeLimit {
+		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // a kernel without it is only slower
+	}
+	list := append(slices.Clone(m.extents()), &extent{start: end, mem: mem})
+	m.list.Store(&list)
+	return nil
+}
+
+// cut returns the part of [off, off+n) that lies in the extent from off on, or
+// nil. Its capacity reaches to the end of the extent.
+func (e *extent) cut(off, n uint64) []byte {
+	if off < e.start || off >= e.start+uint64(len(e.mem)) {
+		return nil
+	}
+	p := e.mem[off-e.start:]
+	return p[:min(n, uint64(len(p)))]
+}
+
+var errPastEnd = errors.New("target: range past the end of a namespace in memory")
+
+func (m *memory) readAt(p []byte, off uint64) error {
+	for _, e := range m.extents() {
+		n := copy(p, e.cut(off, uint64(len(p))))
+		p, off = p[n:], off+uint64(n)
+	}
+	if len(p) > 0 {
+		return errPastEnd
+	}
+	return nil
+}
+
+func (m *memory) writeAt(p []byte, off uint64) error {
+	for _, e := range m.extents() {
+		n := copy(e.cut(off, uint64(len(p))), p)
+		p, off = p[n:], off+uint64(n)
+	}
+	if len(p) > 0 {
+		return errPastEnd
+	}
+	return nil
+}
+
+// zero clears a range, and gives whole pages back where no device holds them.
+func (m *memory) zero(off, n uint64) error {
+	for _, e := range m.extents() {
+		p := e.cut(off, n)
+		e.zero(p)
+		off, n = off+uint64(len(p)), n-uint64(len(p))
+	}
+	if n > 0 {
+		return errPastEnd
+	}
+	return nil
+}
+
+// zero clears p, which is a cut of e.
+func (e *extent) zero(p []byte) {
+	if e.pinned.Load() || len(p) < 16*pageSize {
+		clear(p)
+		return
+	}
+	at := len(e.mem) - cap(p)
+	first := -at & (pageSize - 1)
+	last := (at+len(p))&^(pageSize-1) - at
+	clear(p[:first])
+	clear(p[last:])
+	if err := unix.Madvise(p[first:last:last], unix.MADV_DONTNEED); err != nil {
+		clear(p[first:last])
+	}
+}
+
+func (m *memory) sync() error { return nil }
+
+func (m *memory) resize(old, size uint64) error { return m.grow(old, size) }
+
+func (m *memory) close() error {
+	var errs []error
+	for _, e := range m.extents() {
+		errs = append(errs, unix.Munmap(e.mem))
+	}
+	m.list.Store(new([]*extent))
+	return errors.Join(errs...)
+}

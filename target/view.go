@@ -1,0 +1,140 @@
+package target
+
+import (
+	"farblk/host/nvme"
+	"farblk/transport/verbs"
+)
+
+// nsView is what a queue needs to know about a namespace for I/O: a snapshot
+// that never changes, so that commands under way can keep theirs.
+type nsView struct {
+	store      backend
+	blocks     uint64
+	blockShift uint8
+	readOnly   bool
+	status     nvme.StatusCode // not 0: the ANA state forbids I/O
+	pieces     []piece         // of a namespace in memory
+}
+
+// piece is registered memory of a namespace.
+type piece struct {
+	start uint64 // byte of the namespace
+	mem   []byte
+	lkey  uint32
+}
+
+// refresh makes the queue's views anew if something changed since the last time.
+func (q *queue) refresh() {
+	s := q.subsystem.Load()
+	if s == nil || q.qid == 0 {
+		return
+	}
+	now := s.changes.Load()
+	if now == q.viewed {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q.viewed = s.changes.Load()
+	clear(q.views)
+	for id, n := range s.namespaces {
+		v := &nsView{
+			store: n.store, blocks: n.blocks(), blockShift: n.blockShift, readOnly: n.readOnly,
+			status: anaStatus(s.anaState(q.port.id, n.group)),
+		}
+		if m, ok := n.store.(*memory); ok {
+			for _, e := range m.extents() {
+				mr, err := q.dom.region(e)
+				if err != nil {
+					q.log.Error("namespace is not usable", "nsid", id, "err", err)
+					v.status = nvme.StatusInternalError
+					break
+				}
+				v.pieces = append(v.pieces, piece{e.start, e.mem, mr.LKey()})
+			}
+		}
+		if _, held := q.held[n]; !held {
+			n.refs++
+			q.held[n] = struct{}{}
+		}
+		for uint32(len(q.views)) <= id {
+			q.views = append(q.views, nil)
+		}
+		q.views[id] = v
+	}
+}
+
+// dropViews lets go of the namespaces when the queue has ended.
+func (q *queue) dropViews() {
+	s := q.subsystem.Load()
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for n := range q.held {
+		if n.refs--; n.refs > 0 || !n.removed {
+			continue
+		}
+		for i := range s.leaving {
+			if s.leaving[i] == n {
+				s.leaving = append(s.leaving[:i], s.leaving[i+1:]...)
+				break
+			}
+		}
+		if err := s.t.release(n); err != nil {
+			q.log.Error("freeing a namespace", "nsid", n.id, "err", err)
+		}
+	}
+	clear(q.held)
+	q.views = nil
+	q.stats.addTo(&s.old)
+}
+
+// view returns the namespace for I/O, or the status that the command fails with.
+func (q *queue) view(nsid uint32) (*nsView, nvme.StatusCode) {
+	if nsid >= uint32(len(q.views)) || q.views[nsid] == nil {
+		return nil, nvme.StatusInvalidNamespace.WithDNR()
+	}
+	v := q.views[nsid]
+	return v, v.status
+}
+
+// appendPieces appends a work request for every piece of [off, off+n) of a
+// namespace in memory, all to or from consecutive remote addresses.
+func (v *nsView) appendPieces(wrs []verbs.SendWR, off, n uint64, wr verbs.SendWR) []verbs.SendWR {
+	for i := range v.pieces {
+		p := &v.pieces[i]
+		if off >= p.start+uint64(len(p.mem)) {
+			continue
+		}
+		b := p.mem[off-p.start:]
+		if uint64(len(b)) > n {
+			b = b[:n]
+		}
+		wr.NumSGE = 1
+		wr.SGEs[0] = verbs.SGE{Data: b, LKey: p.lkey}
+		wrs = append(wrs, wr)
+		l := uint64(len(b))
+		off, n, wr.RemoteAddr = off+l, n-l, wr.RemoteAddr+l
+		if n == 0 {
+			break
+		}
+	}
+	return wrs
+}
+
+// countPieces returns how many work requests appendPieces makes.
+func (v *nsView) countPieces(off, n uint64) int {
+	if len(v.pieces) == 1 {
+		return 1
+	}
+	count := 0
+	for i := range v.pieces {
+		p := &v.pieces[i]
+		if end := p.start + uint64(len(p.mem)); off < end && off+n > p.start {
+			count++
+		}
+	}
+	return count
+}
