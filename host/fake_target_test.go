@@ -39,7 +39,8 @@ type fakeTarget struct {
 	onOpen func(ctx context.Context, p transport.QueueParams) error
 	// intercept may answer a command itself (true), or never. It runs without t.mu.
 	intercept func(q *fakeQueue, r *transport.Request) bool
-	expired   int // keep-alive timers
+	expired   int  // keep-alive timers
+	silent    bool // ends without telling
 }
 
 type fakeNamespace struct {
@@ -143,7 +144,9 @@ func (c *fakeController) end(expired bool) {
 		c.timer.Stop()
 	}
 	c.mu.Unlock()
-	if expired && !was {
+	silent := false
+	c.t.change(func() { silent = c.t.silent })
+	if expired && !was && !silent {
 		c.t.change(func() { c.t.expired++ })
 		for _, q := range c.allQueues() {
 			q.Fail(fmt.Errorf("keep-alive timer expired"))
