@@ -19,8 +19,9 @@ import (
 //
 // Locks: mu is a leaf.
 type Pool struct {
-	region []byte
-	base   uintptr
+	region  []byte
+	base    uintptr
+	collect chan struct{}
 
 	mu      sync.Mutex
 	free    [numOrders][]uint32 // page numbers of free blocks, by order; a stack, allocated in full at once
@@ -61,10 +62,11 @@ func NewPool(size int) (*Pool, error) {
 	_ = unix.Madvise(region, unix.MADV_DONTFORK) // registered memory must not become copy-on-write
 	pages := size / PageSize
 	p := &Pool{
-		region: region,
-		base:   uintptr(unsafe.Pointer(unsafe.SliceData(region))),
-		order:  make([]int8, pages),
-		slot:   make([]uint32, pages),
+		region:  region,
+		base:    uintptr(unsafe.Pointer(unsafe.SliceData(region))),
+		collect: make(chan struct{}, 1),
+		order:   make([]int8, pages),
+		slot:    make([]uint32, pages),
 	}
 	for o := range p.free {
 		p.free[o] = make([]uint32, 0, pages>>o)
@@ -87,6 +89,11 @@ func (p *Pool) Leased() int {
 	defer p.mu.Unlock()
 	return p.leased
 }
+
+// Collect is the right to wait for a buffer while holding another that is not given back before: who sent to the
+// channel has it, and receives from it after the last buffer was leased or later. Without it two who want
+// several buffers could each hold half of the pool and wait for the other half.
+func (p *Pool) Collect() chan struct{} { return p.collect }
 
 func orderOf(n int) int {
 	if n <= PageSize {
@@ -111,6 +118,20 @@ func (p *Pool) TryLease(n int) []byte {
 	if b == nil {
 		return nil
 	}
+	return b[:n]
+}
+
+// Reserve takes a buffer of n bytes, from 1 to MaxLease, out of the pool for as long as the pool exists: memory
+// that a device needs besides its users' buffers. It does not count as leased and is not to be released. It
+// returns nil when there is none now.
+func (p *Pool) Reserve(n int) []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b := p.take(orderOf(n))
+	if b == nil {
+		return nil
+	}
+	p.leased -= cap(b)
 	return b[:n]
 }
 

@@ -170,3 +170,24 @@ func BenchmarkPool(b *testing.B) {
 		p.Release(p.TryLease(4096))
 	}
 }
+
+func TestReserve(t *testing.T) {
+	p, err := blockdev.NewPool(blockdev.MaxLease)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b := p.Reserve(blockdev.MaxLease / 4); len(b) != blockdev.MaxLease/4 || p.Leased() != 0 {
+		t.Error(len(b), p.Leased())
+	}
+	if p.TryLease(blockdev.MaxLease) != nil || p.Reserve(blockdev.MaxLease) != nil {
+		t.Error("reserved memory was given away")
+	}
+	if b := p.TryLease(blockdev.MaxLease / 2); b == nil {
+		t.Error("the rest is missing")
+	} else {
+		p.Release(b)
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -12,7 +12,7 @@ import (
 	"farblk/transport"
 )
 
-// Memory of admin commands, leased from the pool for good, so that a reconnect never waits for a buffer that
+// Memory of admin commands, reserved in the pool, so that a reconnect never waits for a buffer that
 // a waiting request holds.
 const (
 	adminSlots    = 8
@@ -23,7 +23,6 @@ const (
 // new I/O queues. It outlives associations.
 type adminCommands struct {
 	pool      *blockdev.Pool
-	region    []byte          // leased
 	free      chan *adminSlot // for all
 	keepAlive *adminSlot      // for the keep-alive, which must not wait for the others
 }
@@ -45,12 +44,12 @@ const (
 	slotAbandoned // nobody waits: the completion gives the slot back
 )
 
-// newAdminCommands leases memory from a pool nobody else uses yet.
+// newAdminCommands reserves memory from a pool nobody else uses yet.
 func newAdminCommands(pool *blockdev.Pool) *adminCommands {
 	a := &adminCommands{pool: pool, free: make(chan *adminSlot, adminSlots)}
-	a.region = pool.TryLease((adminSlots + 1) * adminSlotSize)
+	region := pool.Reserve((adminSlots + 1) * adminSlotSize)
 	for i := range adminSlots + 1 {
-		s := &adminSlot{buf: a.region[i*adminSlotSize:][:adminSlotSize], done: make(chan struct{}, 1)}
+		s := &adminSlot{buf: region[i*adminSlotSize:][:adminSlotSize], done: make(chan struct{}, 1)}
 		s.tr.Done, s.tr.Owner = adminDone, s
 		if i == adminSlots {
 			a.keepAlive = s
@@ -61,9 +60,6 @@ func newAdminCommands(pool *blockdev.Pool) *adminCommands {
 	}
 	return a
 }
-
-// release gives the memory back. No command may be under way.
-func (a *adminCommands) release() { a.pool.Release(a.region) }
 
 func adminDone(tr *transport.Request) {
 	s := tr.Owner.(*adminSlot)

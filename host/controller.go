@@ -208,15 +208,6 @@ func (c *Controller) arm(t timerID, after time.Duration) {
 // free gives back what is left at the end.
 func (c *Controller) free() {
 	c.work.Wait()
-	c.mu.Lock()
-	queues := c.queues
-	c.mu.Unlock()
-	for _, q := range queues {
-		for _, b := range q.ownRanges {
-			c.pool.Release(b)
-		}
-	}
-	c.cmds.release()
 	_ = c.pool.Close() // Shutdown says what is still leased
 }
 
@@ -244,7 +235,7 @@ func (c *Controller) attempt(ctx context.Context) (err error) {
 		return err
 	}
 	if len(queues) == 0 {
-		if queues, err = c.makeQueues(len(a.io), a.depth-1); err != nil {
+		if err := c.makeQueues(len(a.io), a.depth-1); err != nil {
 			return err
 		}
 	} else if (a.depth-1)/sharers(len(queues), len(a.io)) < 1 {
@@ -276,14 +267,14 @@ func sharers(queues, connected int) int { return (queues + connected - 1) / conn
 const rangeBuffers = 2
 
 // makeQueues makes n queues for outstanding commands each.
-func (c *Controller) makeQueues(n, outstanding int) ([]*ioQueue, error) {
+func (c *Controller) makeQueues(n, outstanding int) error {
 	queues := make([]*ioQueue, 0, n)
 	for range n {
 		var ranges [][]byte
 		for range rangeBuffers {
-			b := c.pool.TryLease(nvme.MaxRanges * nvme.RangeSize)
+			b := c.pool.Reserve(nvme.MaxRanges * nvme.RangeSize)
 			if b == nil {
-				return nil, &ConfigError{"pool size", fmt.Sprintf("too small for %d queues", n)}
+				return &ConfigError{"pool size", fmt.Sprintf("too small for %d queues", n)}
 			}
 			ranges = append(ranges, b)
 		}
@@ -292,7 +283,7 @@ func (c *Controller) makeQueues(n, outstanding int) ([]*ioQueue, error) {
 	c.mu.Lock()
 	c.queues = queues
 	c.mu.Unlock()
-	return queues, nil
+	return nil
 }
 
 func (c *Controller) setRetryDelays(id *nvme.IdentifyController) {

@@ -64,10 +64,7 @@ func Discover(ctx context.Context, d DiscoverConfig) ([]DiscoveryLog, error) {
 		return nil, err
 	}
 	cmds := newAdminCommands(pool)
-	defer func() {
-		cmds.release()
-		_ = pool.Close() // every lease was cmds'
-	}()
+	defer func() { _ = pool.Close() }() // nothing is leased
 	type place struct {
 		addr  transport.Address
 		nqn   string

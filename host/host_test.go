@@ -119,7 +119,7 @@ func TestRequestsThatNeedNoCommand(t *testing.T) {
 			want error
 		}{
 			{n, blockdev.Flush, 0, nil, 0, nil},
-			{n, blockdev.Read, 0, b[:0], 0, nil},
+			{n, blockdev.Read, 0, b[:0], 0, blockdev.ErrRange},
 			{n, blockdev.Read, 100, b[:512], 0, blockdev.ErrAlignment},
 			{ro, blockdev.Read, 512, b[:4096], 0, blockdev.ErrAlignment},
 			{n, blockdev.Read, 1 << 20, b[:512], 0, blockdev.ErrRange},

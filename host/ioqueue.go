@@ -37,7 +37,6 @@ type ioQueue struct {
 	again      *command // to be sent (once more), linked by next
 	now        uint32   // ticks since the start
 	ranges     [][]byte // free buffers for Dataset Management ranges
-	ownRanges  [][]byte // all of them
 	// backlog is a ring of the nsQueues that have waiting requests, by nsQueue.next; it points at the last.
 	backlog  *nsQueue
 	queues   []*nsQueue    // one for each namespace
@@ -113,7 +112,7 @@ func (l *requestList) deliver() {
 
 // newIOQueue makes the records for a queue with at most outstanding commands. rangeBuffers are in the pool.
 func newIOQueue(outstanding int, rangeBuffers [][]byte) *ioQueue {
-	io := &ioQueue{commands: make([]command, outstanding), ranges: slices.Clone(rangeBuffers), ownRanges: rangeBuffers}
+	io := &ioQueue{commands: make([]command, outstanding), ranges: rangeBuffers}
 	done := io.done
 	for i := range io.commands {
 		c := &io.commands[i]

@@ -115,7 +115,9 @@ func (n *Namespace) Close() error {
 	n.refuse(blockdev.ErrClosed)
 	for i := range n.queues {
 		q := &n.queues[i]
-		<-q.io.remove(q)
+		drained := q.io.remove(q)
+		q.io.kick() // what was submitted but not started ends too
+		<-drained
 	}
 	return nil
 }

@@ -35,33 +35,10 @@ func (g *geometry) check(r *blockdev.Request) (end bool, err error) {
 	if g.err != nil {
 		return true, g.err
 	}
-	n := r.Len
-	switch r.Op {
-	case blockdev.Read, blockdev.Write:
-		n = int64(len(r.Data))
-	case blockdev.Flush:
-		return !g.info.WriteCache, nil // nothing is volatile
-	case blockdev.Discard:
-		if !g.info.Discard {
-			return true, blockdev.ErrUnsupported
-		}
-	case blockdev.WriteZeroes:
-		if !g.info.WriteZeroes {
-			return true, blockdev.ErrUnsupported
-		}
-	default:
-		return true, blockdev.ErrUnsupported
+	if err := g.info.Check(r); err != nil {
+		return true, err
 	}
-	if (r.Off|n)&(1<<g.shift-1) != 0 {
-		return true, blockdev.ErrAlignment
-	}
-	if r.Off < 0 || n < 0 || r.Off > g.info.Size-n {
-		return true, blockdev.ErrRange
-	}
-	if g.info.ReadOnly && r.Op != blockdev.Read {
-		return true, blockdev.ErrReadOnly
-	}
-	return n == 0, nil
+	return r.Op == blockdev.Flush && !g.info.WriteCache, nil // nothing is volatile
 }
 
 // fill makes c the next part of r: n bytes of it (1 for a Flush). more says that something is left then.
