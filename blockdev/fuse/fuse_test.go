@@ -21,21 +21,13 @@ import (
 	"farblk/blockdev"
 )
 
-// serveAt names the folder that this test binary serves, instead of testing, until it is killed.
-const serveAt = "FARBLK_TEST_FUSE_SERVE"
-
 func TestMain(m *testing.M) {
 	if path := os.Getenv(serveAt); path != "" {
-		dev, err := blockdev.NewMemory(blockdev.MemoryConfig{Size: 64 << 20, Queues: 2, Null: os.Getenv("NULL") != ""})
-		if err == nil {
-			_, err = Mount(context.Background(), Config{Path: path, Devices: map[string]blockdev.Device{"n1": dev}})
-		}
-		if err != nil {
+		if err := serve(path); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
-		fmt.Println("ready")
-		select {}
+		os.Exit(0)
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -414,56 +406,6 @@ func TestUnmountedByOthers(t *testing.T) {
 		if d.Count(blockdev.Flush) == 0 {
 			t.Error("not flushed at the end")
 		}
-	}
-}
-
-// startServer serves a folder in another process and returns when it can be used.
-func startServer(t testing.TB, path string, env ...string) *exec.Cmd {
-	t.Helper()
-	c := exec.Command(os.Args[0])
-	c.Env = append(os.Environ(), append(env, serveAt+"="+path)...)
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = c.Process.Kill()
-		_ = c.Wait()
-		_ = unix.Unmount(path, unix.MNT_DETACH)
-	})
-	b := make([]byte, 200)
-	if n, err := out.Read(b); err != nil || string(b[:n]) != "ready\n" {
-		t.Fatalf("the other process: %q, %v", b[:n], err)
-	}
-	return c
-}
-
-// TestCaseE19StaleMount kills a server and mounts at the same place; TestCaseE15 is the same with one that lives.
-func TestCaseE19StaleMount(t *testing.T) {
-	needFUSE(t)
-	path := filepath.Join(t.TempDir(), "mnt")
-	other := startServer(t, path)
-	fd := open(t, path+"/n1", unix.O_RDWR)
-	cfg := Config{Path: path, Devices: map[string]blockdev.Device{"n1": memory(t, blockdev.MemoryConfig{Size: 1 << 20})}}
-	if _, err := Mount(t.Context(), cfg); !errors.Is(err, unix.EBUSY) {
-		t.Fatalf("mounting over a living mount: %v", err)
-	}
-	if err := other.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = other.Wait()
-	if _, err := unix.Pread(fd, make([]byte, 512), 0); err == nil {
-		t.Fatal("the killed server answers")
-	}
-	if err := unix.Access(path, unix.F_OK); err != unix.ENOTCONN {
-		t.Fatalf("the stale mount: %v", err)
-	}
-	m := mount(t, cfg)
-	if _, err := unix.Pread(open(t, m.File("n1"), unix.O_RDWR), make([]byte, 512), 0); err != nil {
-		t.Error(err)
 	}
 }
 

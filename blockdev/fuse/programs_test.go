@@ -2,9 +2,11 @@ package fuse
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -41,7 +43,7 @@ func TestFio(t *testing.T) {
 			m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
 			a := []string{
 				"--name=verify", "--filename=" + m.File("n1"), "--rw=randwrite", "--size=16m", "--io_size=24m",
-				"--verify=crc32c", "--verify_fatal=1", "--allow_file_create=0",
+				"--verify=crc32c", "--verify_fatal=1", "--allow_file_create=0", "--verify_state_save=0",
 			}
 			run(t, "fio", append(a, args...)...)
 		})
@@ -84,5 +86,28 @@ func TestLoopDevice(t *testing.T) {
 	attached = false
 	if d.Count(blockdev.Flush) == 0 {
 		t.Error("fsync of the file system did not reach the device")
+	}
+}
+
+// BenchmarkFio is what a program sees of a device that takes no time: kernel, go-fuse and this package.
+func BenchmarkFio(b *testing.B) {
+	needProgram(b, "fio")
+	for _, c := range []struct {
+		rw, bs string
+		depth  int
+	}{{"randread", "4k", 1}, {"randread", "4k", 32}, {"randwrite", "4k", 1}, {"randwrite", "4k", 32}, {"read", "128k", 8}} {
+		b.Run(fmt.Sprintf("%s %s depth %d", c.rw, c.bs, c.depth), func(b *testing.B) {
+			d := memory(b, blockdev.MemoryConfig{Size: 1 << 30, Null: true, Latency: -1, Queues: 2})
+			m := mount(b, Config{Devices: map[string]blockdev.Device{"n1": d}})
+			for b.Loop() {
+				out := run(b, "fio", "--name=b", "--filename="+m.File("n1"), "--size=1g", "--ioengine=io_uring", "--direct=1",
+					"--rw="+c.rw, "--bs="+c.bs, fmt.Sprintf("--iodepth=%d", c.depth),
+					"--time_based", "--runtime=3", "--output-format=terse", "--terse-version=3")
+				f := strings.Split(out, ";") // fields 8 and 49, counted from 1, are read and write IOPS
+				read, _ := strconv.Atoi(f[7])
+				write, _ := strconv.Atoi(f[48])
+				b.ReportMetric(float64(read+write), "IOPS")
+			}
+		})
 	}
 }
