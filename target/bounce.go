@@ -11,12 +11,12 @@ const (
 
 // bounce is a queue's registered memory for data that does not move straight
 // between a host and a namespace: files, and the data of other commands. It is
-// mapped at its first use, and handed out in runs of pages.
+// mapped at its first use, and handed out in runs of pages, the lowest first so
+// that what is in use stays in the processor's cache.
 type bounce struct {
 	dom    *domain
 	region region
 	taken  []bool // by page
-	next   int    // where to look first
 }
 
 // run is a run of pages; the zero value is none.
@@ -36,25 +36,21 @@ func (b *bounce) take(n int) (r run, ok bool, err error) {
 		}
 	}
 	want := max((n+pageSize-1)/pageSize, 1)
-	first := b.find(b.next, want)
-	if first < 0 {
-		first = b.find(0, want)
-	}
+	first := b.find(want)
 	if first < 0 {
 		return run{}, false, nil
 	}
 	for i := first; i < first+want; i++ {
 		b.taken[i] = true
 	}
-	b.next = first + want
 	return run{int32(first), int32(want)}, true, nil
 }
 
-// find returns the first page, from from on, of want free ones in a row.
-func (b *bounce) find(from, want int) int {
+// find returns the first page of want free ones in a row, or -1.
+func (b *bounce) find(want int) int {
 	free := 0
-	for i := from; i < len(b.taken); i++ {
-		if b.taken[i] {
+	for i, taken := range b.taken {
+		if taken {
 			free = 0
 		} else if free++; free == want {
 			return i + 1 - want

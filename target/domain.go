@@ -15,8 +15,11 @@ import (
 // domain is the protection domain that all queues over one device share, with
 // the registrations of the namespaces' memory.
 type domain struct {
-	pd     verbs.PD
-	pinned bool // the device holds on to pages: they must not be given back
+	pd verbs.PD
+	// hardware says that the device itself fetches memory. It holds on to pages,
+	// which must not be given back, and computes checksums of what it fetched.
+	// Software computes them of memory that must then not change until it is sent.
+	hardware bool
 
 	mu      sync.Mutex
 	regions map[*extent]verbs.MR
@@ -36,7 +39,7 @@ func (t *Target) domain(conn verbs.Conn) (*domain, error) {
 	if err != nil {
 		return nil, fmt.Errorf("protection domain on %s: %w", key.device, err)
 	}
-	d := &domain{pd: pd, pinned: key.provider != "iwarp", regions: make(map[*extent]verbs.MR)}
+	d := &domain{pd: pd, hardware: key.provider != "iwarp", regions: make(map[*extent]verbs.MR)}
 	t.domains[key] = d
 	return d, nil
 }
@@ -58,7 +61,7 @@ func (d *domain) region(e *extent) (verbs.MR, error) {
 	if err != nil {
 		return nil, fmt.Errorf("registering %d bytes of a namespace: %w", len(e.mem), err)
 	}
-	if d.pinned {
+	if d.hardware {
 		e.pinned.Store(true)
 	}
 	d.regions[e] = mr

@@ -57,7 +57,7 @@ func (q *queue) startRead(cmd *command, c *nvme.Command) bool {
 		return q.fail(cmd, s)
 	}
 	v := cmd.view
-	if v.pieces == nil {
+	if v.pieces == nil || !q.dom.hardware { // another command may write these blocks meanwhile
 		return q.push(cmd, c, int(n), true, (*queue).loadRead)
 	}
 	sgl := c.SGL()
@@ -82,7 +82,7 @@ func (q *queue) countRead(n uint64) {
 	q.stats.readBytes.Add(n)
 }
 
-// loadRead reads from a file for a Read.
+// loadRead copies the data of a Read.
 func (q *queue) loadRead(cmd *command, b []byte) nvme.StatusCode {
 	if err := cmd.view.store.readAt(b, q.capsule(cmd).SLBA()<<cmd.view.blockShift); err != nil {
 		return q.storeFailed(err, nvme.StatusUnrecoveredRead)

@@ -10,8 +10,9 @@
 // chain of receives and one chain of sends. The memory of a namespace is itself
 // registered: a Read is an RDMA WRITE straight out of it with the response
 // behind it in the same chain, a Write is an RDMA READ straight into it.
-// Namespaces in files go through registered buffers of the queue. Nothing is
-// allocated for a command.
+// Namespaces in files go through registered buffers of the queue, and so do
+// Reads over software iWARP, whose checksums cover memory that must not change
+// before it is sent. Nothing is allocated for a command.
 //
 // # Locks
 //
