@@ -1,0 +1,406 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"farblk/blockdev"
+	"farblk/host/nvme"
+	"farblk/transport"
+)
+
+func rejected(p transport.QueueParams, class error, reason int) error {
+	return &transport.ConnectError{Addr: "10.0.0.1:4420", Queue: p.ID, Class: class, Reason: reason, Err: class}
+}
+
+func isConnect(r *transport.Request) bool {
+	cmd := (*nvme.Command)(&r.Command)
+	return cmd.Opcode() == nvme.OpcodeFabrics && cmd.FabricsType() == nvme.FabricsConnect
+}
+
+func TestConnectSequence(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		c := connect(t, testConfig(ft))
+		want := []string{
+			"admin Connect", "admin Property Get CAP", "admin Property Get VS", "admin Property Set CC", "admin Property Get CSTS",
+			"admin Identify 1/0", "admin Identify 6/0", "admin Get Features", "admin Set Features", "io1 Connect", "io2 Connect",
+			"admin Identify 2/0", "admin Identify 0/1", "admin Identify 3/1", "admin Set Features", "admin Asynchronous Event Request",
+		}
+		if got := ft.takeLog(); !slices.Equal(got, want) {
+			t.Errorf("got  %q\nwant %q", got, want)
+		}
+		for i, want := range []transport.QueueParams{{ID: 0, Depth: 32}, {ID: 1, Depth: 128, ControllerID: 1, InCapsule: 4096}} {
+			if got := ft.opened[i]; got != want {
+				t.Errorf("%+v, want %+v", got, want)
+			}
+		}
+		if a := ft.live().addr; a.Port != 4420 {
+			t.Error("port", a.Port) // H02
+		}
+		if id := c.Namespaces()[0].Info().ID; id != "uuid.02000000-0000-0000-0000-000000000001" {
+			t.Error(id)
+		}
+	})
+}
+
+func TestCaseH01StaleConnection(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		tries := 0
+		ft.onOpen = func(_ context.Context, p transport.QueueParams) error {
+			if tries++; tries <= 2 {
+				return rejected(p, transport.ErrStale, 10)
+			}
+			return nil
+		}
+		begin := time.Now()
+		connect(t, testConfig(ft))
+		if d := time.Since(begin); d != 2*time.Second || ft.dials != 3 {
+			t.Error(d, ft.dials, "dials")
+		}
+	})
+}
+
+func TestCaseH05QueueSizeZeroBased(t *testing.T) {
+	for entries, want := range map[int]int{32: 32, 16: 16, 1024: 128, 127: 127} {
+		inTime(t, func(t *testing.T) {
+			ft := newFakeTarget(1 << 20)
+			ft.caps = nvme.MakeCapabilities(entries, time.Second)
+			var sqsize uint16
+			ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
+				if isConnect(r) && q.params.ID == 1 {
+					sqsize = (*nvme.Command)(&r.Command).ConnectSQSize()
+				}
+				return false
+			}
+			c := connect(t, testConfig(ft))
+			if c.Info().QueueSize != want || int(sqsize) != want-1 || ft.opened[1].Depth != want {
+				t.Error(entries, c.Info().QueueSize, sqsize, ft.opened[1].Depth)
+			}
+		})
+	}
+}
+
+func TestCaseH38EntriesOfMAXCMD(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		ft.id.MAXCMD = 20
+		if c := connect(t, testConfig(ft)); c.Info().QueueSize != 20 {
+			t.Error(c.Info().QueueSize)
+		}
+	})
+}
+
+func TestCaseH06SlowConnect(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
+			if isConnect(r) {
+				time.AfterFunc(2*time.Second, func() { q.ctrl.perform(q, r) })
+			}
+			return isConnect(r)
+		}
+		connect(t, testConfig(ft))
+	})
+}
+
+func TestCaseH07KeepAliveBeforeQueues(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		ft.onOpen = func(context.Context, transport.QueueParams) error {
+			time.Sleep(300 * time.Millisecond)
+			return nil
+		}
+		cfg := testConfig(ft)
+		cfg.NrIOQueues, cfg.KeepAlive = 32, time.Second
+		connect(t, cfg)
+		time.Sleep(time.Minute)
+		if ft.expired != 0 || ft.dials != 1 {
+			t.Error(ft.expired, "keep-alive timers expired,", ft.dials, "dials")
+		}
+	})
+}
+
+func TestKeepAliveAsTheControllerHasIt(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		ft.kato = 8 * time.Second
+		var alive atomic.Int32
+		ft.intercept = func(_ *fakeQueue, r *transport.Request) bool {
+			if (*nvme.Command)(&r.Command).Opcode() == nvme.AdminKeepAlive {
+				alive.Add(1)
+			}
+			return false
+		}
+		c := connect(t, testConfig(ft))
+		time.Sleep(41 * time.Second)
+		if c.Info().KeepAlive != ft.kato || alive.Load() != 10 {
+			t.Error(c.Info().KeepAlive, alive.Load(), "keep-alives")
+		}
+	})
+}
+
+func TestCaseH08TargetRunsOutOfQueues(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		ft.onOpen = func(_ context.Context, p transport.QueueParams) error {
+			if p.ID > 3 {
+				return rejected(p, transport.ErrRejected, 6)
+			}
+			return nil
+		}
+		cfg := testConfig(ft)
+		cfg.NrIOQueues = 8
+		c := connect(t, cfg)
+		n := c.Namespaces()[0]
+		if n.Queues() != 3 {
+			t.Error(n.Queues())
+		}
+		b := lease(t, n, 4096)
+		for i := range 3 {
+			if o := <-start(n, blockdev.Read, int64(i)<<12, b); o.err != nil {
+				t.Error(o.err)
+			}
+		}
+	})
+}
+
+func TestCaseH09FewerQueuesGranted(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		ft.ios = 63
+		cfg := testConfig(ft)
+		cfg.NrIOQueues, cfg.QueueSize = 128, 16
+		if c := connect(t, cfg); c.Info().IOQueues != 63 {
+			t.Error(c.Info().IOQueues)
+		}
+	})
+}
+
+func TestRefusedControllers(t *testing.T) {
+	for name, x := range map[string]struct {
+		change func(ft *fakeTarget)
+		want   string
+	}{
+		"no SGL":         {func(ft *fakeTarget) { ft.id.SGLS = nvme.SGLSKeyed }, "keyed SGLs"},
+		"no keyed SGL":   {func(ft *fakeTarget) { ft.id.SGLS = 1 }, "keyed SGLs"},
+		"IOCCSZ":         {func(ft *fakeTarget) { ft.id.IOCCSZ = 3 }, "command capsules of 48 bytes"},
+		"IORCSZ":         {func(ft *fakeTarget) { ft.id.IORCSZ = 0 }, "response capsules"},
+		"ICDOFF":         {func(ft *fakeTarget) { ft.id.ICDOFF = 4 }, "offset"},
+		"SQES":           {func(ft *fakeTarget) { ft.id.SQES = 0x77 }, "SQES"},
+		"page size":      {func(ft *fakeTarget) { ft.caps |= 1 << 48 }, "pages of 8192"},
+		"command set":    {func(ft *fakeTarget) { ft.caps &^= 1 << 37 }, "NVM command set"},
+		"discovery":      {func(ft *fakeTarget) { ft.id.CNTRLTYPE = nvme.ControllerDiscovery }, "discovery controller"},
+		"administrative": {func(ft *fakeTarget) { ft.id.CNTRLTYPE = nvme.ControllerAdmin }, "administrative"},
+		"list loops": {func(ft *fakeTarget) {
+			ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
+				cmd := (*nvme.Command)(&r.Command)
+				if cmd.Opcode() != nvme.AdminIdentify || cmd.CNS() != nvme.CNSActiveNamespaces || q.params.ID != 0 {
+					return false
+				}
+				ids := make([]uint32, nvme.MaxNamespaceList)
+				for i := range ids {
+					ids[i] = uint32(i + 1)
+				}
+				copy(r.Data, nvme.AppendNamespaceList(nil, ids))
+				answer(q, r, 0, 0)
+				return true
+			}
+		}, "after 0x400"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inTime(t, func(t *testing.T) {
+				ft := newFakeTarget(1 << 20)
+				x.change(ft)
+				_, err := Connect(bg, testConfig(ft))
+				if err == nil || !strings.Contains(err.Error(), x.want) {
+					t.Error(err)
+				}
+				if ft.dials != 1 {
+					t.Error(ft.dials, "dials")
+				}
+			})
+		})
+	}
+}
+
+func TestConnectErrors(t *testing.T) {
+	fail := func(what string, result uint64, s nvme.StatusCode) func(ft *fakeTarget) {
+		return func(ft *fakeTarget) {
+			ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
+				if describe(q, (*nvme.Command)(&r.Command)) != what {
+					return false
+				}
+				answer(q, r, result, s)
+				return true
+			}
+		}
+	}
+	var connectError *transport.ConnectError
+	for name, x := range map[string]struct {
+		change func(ft *fakeTarget)
+		is     func(error) bool
+		within time.Duration
+	}{
+		"unknown subsystem": {
+			func(ft *fakeTarget) { ft.id.SubNQN = "nqn.2024-01.org.example:else" },
+			func(err error) bool {
+				return errors.Is(err, nvme.StatusConnectInvalidParameters) && strings.Contains(err.Error(), "subsystem NQN")
+			}, 0,
+		},
+		"host not allowed": {
+			fail("admin Connect", 0, nvme.StatusConnectInvalidHost.WithDNR()),
+			func(err error) bool { return errors.Is(err, nvme.StatusConnectInvalidHost) }, 0,
+		},
+		"authentication":    {fail("admin Connect", 1|1<<17, 0), func(err error) bool { return errors.Is(err, ErrAuthRequired) }, 0},
+		"other controller":  {fail("admin Connect", 99, 0), func(err error) bool { return errors.Is(err, ErrIdentity) }, 0},
+		"other on a queue":  {fail("io1 Connect", 99, 0), func(err error) bool { return errors.Is(err, ErrIdentity) }, 0},
+		"controller fatal":  {fail("admin Property Get CSTS", 2, 0), func(err error) bool { return strings.Contains(err.Error(), "fatal") }, 0},
+		"never ready":       {fail("admin Property Get CSTS", 0, 0), func(err error) bool { return strings.Contains(err.Error(), "CSTS.RDY") }, time.Second},
+		"no I/O queues":     {fail("admin Set Features", 0, nvme.StatusInvalidField), func(err error) bool { return errors.Is(err, nvme.StatusInvalidField) }, 0},
+		"Connect times out": {func(ft *fakeTarget) { ft.blackhole() }, func(err error) bool { return strings.Contains(err.Error(), "no answer within 4s") }, 4 * time.Second},
+		"dial times out": {
+			func(ft *fakeTarget) { ft.onDial = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() } },
+			func(err error) bool { return errors.As(err, &connectError) && errors.Is(err, transport.ErrTimeout) }, 4 * time.Second,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inTime(t, func(t *testing.T) {
+				ft := newFakeTarget(1 << 20)
+				x.change(ft)
+				begin := time.Now()
+				_, err := Connect(bg, testConfig(ft))
+				if err == nil || !x.is(err) || errors.Is(err, blockdev.ErrLost) {
+					t.Errorf("%v (%T)", err, err)
+				}
+				if d := time.Since(begin); d > x.within {
+					t.Error("took", d)
+				}
+			})
+		})
+	}
+}
+
+func TestConnectCancelled(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		ft.blackhole()
+		ctx, cancel := context.WithTimeout(bg, time.Second)
+		defer cancel()
+		begin := time.Now()
+		if _, err := Connect(ctx, testConfig(ft)); !errors.Is(err, context.DeadlineExceeded) || time.Since(begin) != time.Second {
+			t.Error(err, time.Since(begin))
+		}
+	})
+}
+
+// Every step of a connect fails once, in four ways. What is left over is noticed by the race detector, by the
+// bubble (goroutines) and by the fake (requests submitted twice).
+func TestCaseH39EachStepFails(t *testing.T) {
+	for _, how := range []string{"lost", "silent", "error", "cancel"} {
+		steps := 0
+		for step := 1; ; step++ {
+			connected := false
+			inTime(t, func(t *testing.T) {
+				ft := newFakeTarget(1<<20, 1<<20)
+				cfg := testConfig(ft)
+				cfg.AdminTimeout = 3 * time.Second
+				ctx, cancel := context.WithCancel(bg)
+				defer cancel()
+				var at atomic.Int32
+				reached := func() bool { return int(at.Add(1)) == step }
+				ft.onDial = func(context.Context) error {
+					if reached() {
+						return errCut
+					}
+					return nil
+				}
+				ft.onOpen = func(context.Context, transport.QueueParams) error {
+					if reached() {
+						return errCut
+					}
+					return nil
+				}
+				ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
+					if (*nvme.Command)(&r.Command).Opcode() == nvme.AdminKeepAlive || !reached() {
+						return false
+					}
+					switch how {
+					case "lost":
+						q.Fail(errCut)
+					case "error":
+						answer(q, r, 0, nvme.StatusInternalError)
+					case "cancel":
+						cancel()
+					}
+					return true
+				}
+				c, err := Connect(ctx, cfg)
+				if err == nil {
+					connected = int(at.Load()) < step
+					if err := c.Shutdown(bg); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			if connected {
+				break
+			}
+			if steps = step; steps > 100 {
+				t.Fatal(how, "never connects")
+			}
+		}
+		if steps < 15 {
+			t.Error(how, "only", steps, "steps")
+		}
+	}
+}
+
+func TestNamespacesThatCannotBeUsed(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		ft.add(2, 1<<20, 9).id.LBAF[0].MS = 8
+		ft.add(3, 1<<20, 9).id.DPS = 1
+		ft.add(4, 1<<20, 9).ids = nvme.NamespaceIDs{HasCSI: true, CSI: 2}
+		ft.add(5, 1<<20, 9).id.NCAP = 0
+		ft.add(6, 1<<20, 9).id.NSZE = 1 << 60
+		ft.add(7, 1<<20, 9).id.LBAF[0].LBADS = 17
+		ft.add(8, 1<<20, 12)
+		var ids []uint32
+		for _, n := range connect(t, testConfig(ft)).Namespaces() {
+			ids = append(ids, n.NSID())
+		}
+		if fmt.Sprint(ids) != "[1 8]" {
+			t.Error(ids)
+		}
+	})
+}
+
+func TestConfigErrors(t *testing.T) {
+	for _, change := range []func(c *Config){
+		func(c *Config) { c.Dialer = nil },
+		func(c *Config) { c.Address = transport.Address{} },
+		func(c *Config) { c.NrIOQueues = -1 },
+		func(c *Config) { c.QueueSize = 15 },
+		func(c *Config) { c.QueueSize = 1025 },
+		func(c *Config) { c.PoolSize = 4096 },
+		func(c *Config) { c.IOTimeout = -1 },
+		func(c *Config) { c.SubsysNQN = "disk" },
+		func(c *Config) { c.HostNQN = "me" },
+		func(c *Config) { c.HostID[0]++ }, // H12
+	} {
+		cfg := testConfig(newFakeTarget())
+		change(&cfg)
+		var bad *ConfigError
+		if _, err := Connect(bg, cfg); !errors.As(err, &bad) {
+			t.Errorf("%v", err)
+		}
+	}
+}
