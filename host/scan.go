@@ -2,10 +2,12 @@ package host
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 
 	"farblk/blockdev"
 	"farblk/host/nvme"
+	"farblk/transport"
 )
 
 // maxNamespaces bounds what a controller can make us ask for and keep.
@@ -226,18 +228,26 @@ func (c *Controller) rescan(ctx context.Context, a *association) error {
 	return c.scan(ctx, a)
 }
 
-// anaLogMax bounds the ANA log, in bytes; the controller says how many groups and namespaces it may have.
-const anaLogMax = 1 << 20
-
-// anaStates reads the ANA log (Base 5.16.1.13): the state of each group.
+// anaStates reads the ANA log (Base 5.16.1.13), groups only: the state of each group. The header says how much
+// of it there is; a target may refuse to be asked for more, or ignore the offset of a second piece.
 func (a *association) anaStates(ctx context.Context) (map[uint32]nvme.ANAState, error) {
-	attachable := a.id.NN
-	if a.id.MNAN > 0 {
-		attachable = a.id.MNAN
+	buf := make([]byte, adminSlotSize)
+	read := func(off int) error {
+		var cmd nvme.Command
+		cmd.FillGetLogPage(nvme.LogANA, nvme.AllNamespaces, uint64(off), uint32(min(len(buf)-off, adminSlotSize)), false)
+		cmd.SetLogSpecific(nvme.ANAGroupsOnly)
+		_, err := a.call(ctx, &cmd, buf[off:], transport.ToHost)
+		return err
 	}
-	size := nvme.LogANAHeaderSize + uint64(a.id.NANAGRPID)*nvme.LogANAGroupSize + 4*uint64(min(attachable, maxNamespaces))
-	buf := make([]byte, min(size, anaLogMax))
-	if err := a.readLog(ctx, nvme.LogANA, nvme.AllNamespaces, 0, buf, false); err != nil {
+	err := read(0)
+	if err == nil {
+		groups := int(binary.LittleEndian.Uint16(buf[8:]))
+		for off := len(buf); err == nil && off < nvme.LogANAHeaderSize+groups*nvme.LogANAGroupSize; off += adminSlotSize {
+			buf = append(buf, make([]byte, min(nvme.LogANAHeaderSize+groups*nvme.LogANAGroupSize-off, adminSlotSize))...)
+			err = read(off)
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("reading the ANA log: %w", err)
 	}
 	log, err := nvme.ParseANALog(buf)

@@ -59,7 +59,7 @@ func (q *queue) logPage(c *nvme.Command, ctrl *controller) (b []byte, ok bool) {
 	case nvme.LogEffects:
 		return effectsLog().Append(nil), true
 	case nvme.LogANA:
-		return ctrl.s.anaLog(ctrl.port.id, c.LogSpecific()&1 != 0).Append(nil), true
+		return ctrl.s.anaLog(ctrl.port.id, c.LogSpecific()&nvme.ANAGroupsOnly != 0).Append(nil), true
 	case nvme.LogDiscovery:
 		return q.t.discoveryLog(ctrl, q.conn.LocalAddr()), true
 	}

@@ -66,6 +66,9 @@ type ANAGroup struct {
 	NSIDs       []uint32
 }
 
+// ANAGroupsOnly is the LSP of a Get Log Page for the ANA log that leaves out the namespace IDs (RGO).
+const ANAGroupsOnly = 1
+
 // ParseANALog decodes a log. Counts are untrusted: groups and namespaces that do
 // not lie inside b are an error, and nothing is allocated for them.
 func ParseANALog(b []byte) (log ANALog, err error) {
