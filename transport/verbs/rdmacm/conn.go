@@ -42,6 +42,8 @@ type conn struct {
 	up  bool       // ESTABLISHED was seen
 	err error
 	qp  *queuePair
+	// lingers: Close has returned before the kernel let go of the queue pair.
+	lingers bool
 }
 
 func newConn(p *Provider, ch *channel, id *C.struct_rdma_cm_id) *conn {
@@ -206,8 +208,9 @@ func (c *conn) Disconnect() error {
 	return nil
 }
 
-// Close ends and frees everything. The kernel can hold an iWARP identifier until its handshake has timed out:
-// after a second the rest is left to a goroutine that ends with it.
+// Close ends and frees everything. There is no way to take back an iWARP handshake that the peer has not answered:
+// the kernel holds the identifier and the queue pair until it times out (10 s with siw). After a second the rest is
+// left to a goroutine that ends with it, and the domain's end waits for that as well.
 func (c *conn) Close() error {
 	c.once.Do(func() {
 		close(c.closing)
@@ -221,12 +224,21 @@ func (c *conn) Close() error {
 		return nil
 	case <-limit.C:
 	}
-	c.p.log.Warn("the kernel still holds a closed connection", "remote", c.remote, "device", c.device.Name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-c.closed:
+	default:
+		if c.qp != nil && !c.lingers {
+			c.lingers = true
+			c.qp.domain.linger()
+			c.p.log.Warn("the kernel still holds a closed connection", "remote", c.remote, "device", c.device.Name)
+		}
+	}
 	return nil
 }
 
 func (c *conn) tearDown() {
-	defer close(c.closed)
 	c.calls.Wait()
 	c.ch.stop()
 	c.mu.Lock()
@@ -239,6 +251,12 @@ func (c *conn) tearDown() {
 		c.p.log.Warn("rdma_destroy_id failed", "remote", c.remote, "errno", int(-r))
 	}
 	c.ch.destroy()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.closed)
+	if c.lingers {
+		q.domain.gone()
+	}
 }
 
 // call runs f unless the connection is closing, and keeps Close from freeing the identifier until f is done.

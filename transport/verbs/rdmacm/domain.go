@@ -22,8 +22,13 @@ type domain struct {
 	pd     *C.struct_ibv_pd
 	device string
 	// held keeps the library from closing the device when the last connection over it has gone before us.
-	held  **C.struct_ibv_context
-	close func() error
+	held **C.struct_ibv_context
+
+	mu sync.Mutex
+	// lingering counts queue pairs that are closed but that the kernel still holds; the last one ends a domain
+	// that was closed meanwhile.
+	lingering int
+	closed    bool
 }
 
 func newDomain(v *C.struct_ibv_context, device string) (*domain, error) {
@@ -32,16 +37,46 @@ func newDomain(v *C.struct_ibv_context, device string) (*domain, error) {
 		return nil, callError("ibv_alloc_pd", int(-r), "protection domain on "+device)
 	}
 	d.held = C.rdma_get_devices(nil)
-	d.close = sync.OnceValue(func() error {
-		if r := C.ibv_dealloc_pd(d.pd); r != 0 {
-			return callError("ibv_dealloc_pd", int(r), "protection domain on "+device)
-		}
-		if d.held != nil {
-			C.rdma_free_devices(d.held)
-		}
-		return nil
-	})
 	return d, nil
+}
+
+// Close frees the domain.
+func (d *domain) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	if d.lingering > 0 {
+		return nil
+	}
+	return d.free()
+}
+
+func (d *domain) free() error {
+	if r := C.ibv_dealloc_pd(d.pd); r != 0 {
+		d.closed = false
+		return callError("ibv_dealloc_pd", int(r), "protection domain on "+d.device)
+	}
+	if d.held != nil {
+		C.rdma_free_devices(d.held)
+	}
+	return nil
+}
+
+func (d *domain) linger() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lingering++
+}
+
+func (d *domain) gone() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lingering--; d.lingering == 0 && d.closed {
+		_ = d.free()
+	}
 }
 
 // Register pins b and gives it keys. On iWARP adapters other than siw, memory that RDMA READs are to fill
@@ -87,9 +122,6 @@ func (d *domain) Register(b []byte, access verbs.Access) (verbs.MR, error) {
 func (d *domain) NewWindow() (verbs.Window, error) {
 	return nil, fmt.Errorf("memory window on %s: %w", d.device, verbs.ErrUnsupported)
 }
-
-// Close frees the domain.
-func (d *domain) Close() error { return d.close() }
 
 // region implements verbs.MR.
 type region struct {

@@ -36,11 +36,12 @@ const (
 
 // queuePair implements verbs.QP. Its locks are taken in the order of the fields.
 type queuePair struct {
-	conn *conn
-	qp   *C.struct_ibv_qp
-	cq   *C.struct_ibv_cq
-	cc   *C.struct_ibv_comp_channel
-	fd   *pollFD
+	conn   *conn
+	domain *domain
+	qp     *C.struct_ibv_qp
+	cq     *C.struct_ibv_cq
+	cc     *C.struct_ibv_comp_channel
+	fd     *pollFD
 
 	sendMu sync.Mutex
 	sends  []C.struct_farblk_send // C memory, one chain
@@ -52,8 +53,6 @@ type queuePair struct {
 
 	pollMu sync.Mutex // also guards arming
 	wcs    []C.struct_ibv_wc
-	// settled says that what the device forgot has been flushed; later completions are of no interest.
-	settled bool
 
 	// halted: the connection is down, and nothing more is posted; from haltedAt on the device has DrainTimeout.
 	halted   atomic.Bool
@@ -82,7 +81,7 @@ func newQueuePair(c *conn, d *domain, cfg verbs.QPConfig) (*queuePair, error) {
 	if n := cfg.SendDepth + cfg.RecvDepth; n > c.device.MaxCQE {
 		return nil, fmt.Errorf("%s: the device's completion queues take %d", about, c.device.MaxCQE)
 	}
-	q := &queuePair{conn: c, sent: newRing(cfg.SendDepth), received: newRing(cfg.RecvDepth)}
+	q := &queuePair{conn: c, domain: d, sent: newRing(cfg.SendDepth), received: newRing(cfg.RecvDepth)}
 	if r := C.farblk_create_cq(c.id.verbs, C.int(cfg.SendDepth+cfg.RecvDepth), &q.cc, &q.cq); r != 0 {
 		return nil, callError("ibv_create_cq", int(-r), about)
 	}

@@ -88,32 +88,3 @@ func TestWorkStatus(t *testing.T) {
 		}
 	}
 }
-
-func TestRing(t *testing.T) {
-	r := newRing(5)
-	for lap := range uint64(10) {
-		if r.room() != 5 {
-			t.Fatalf("lap %d: room for %d", lap, r.room())
-		}
-		first := r.posted.Load()
-		for i := range uint64(5) {
-			*r.at(first + i) = slot{id: 100*lap + i}
-		}
-		r.posted.Add(5)
-		r.owed.Store(first + 4) // the last is unsignaled
-		if r.room() != 0 || r.drained() {
-			t.Fatalf("lap %d: room for %d, drained %v", lap, r.room(), r.drained())
-		}
-		if s, ok := r.take(first + 3); !ok || s.id != 100*lap+3 || r.room() != 4 || !r.drained() {
-			t.Fatalf("lap %d: took %+v %v, room for %d", lap, s, ok, r.room())
-		}
-		for _, bad := range []uint64{first + 3, first + 5, first - 1} {
-			if _, ok := r.take(bad); ok {
-				t.Errorf("lap %d: took number %d twice or before it was posted", lap, bad-first)
-			}
-		}
-		if s, ok := r.oldest(); !ok || s.id != 100*lap+4 {
-			t.Fatalf("lap %d: oldest is %+v %v", lap, s, ok)
-		}
-	}
-}

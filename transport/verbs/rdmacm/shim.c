@@ -5,9 +5,9 @@
 #include <string.h>
 #include "shim.h"
 
-// librdmacm returns -1 with errno set; libibverbs returns a positive errno.
+// librdmacm returns -1 with errno set; libibverbs returns a positive errno, and some of its drivers a negative one.
 static int cm(int ret) { return ret ? (errno ? -errno : -EIO) : 0; }
-static int positive(int ret) { return ret > 0 ? -ret : cm(ret); }
+static int positive(int ret) { return ret > 0 ? -ret : ret < -1 ? ret : cm(ret); }
 
 struct farblk_send *farblk_alloc_sends(int n)
 {

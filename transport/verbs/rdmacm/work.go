@@ -116,7 +116,10 @@ func (q *queuePair) fillSend(w *C.struct_farblk_send, s *verbs.SendWR, seq uint6
 		*(*remote)(unsafe.Pointer(&wr.wr)) = remote{addr: s.RemoteAddr, rkey: s.RKey}
 	default:
 	}
-	*q.sent.at(seq) = slot{id: s.ID, bytes: uint32(bytes), op: s.Op}
+	*q.sent.at(seq) = slot{
+		result:   verbs.Completion{ID: s.ID, Op: s.Op, Bytes: bytes},
+		signaled: s.Flags&verbs.Signaled != 0,
+	}
 	return nil
 }
 
@@ -139,11 +142,11 @@ func (q *queuePair) PostRecv(wrs []verbs.RecvWR) (int, error) {
 			w, s, seq := &q.recvs[i], &chain[i], first+uint64(i)
 			w.wr.wr_id = C.uint64_t(recvBit | seq)
 			w.wr.num_sge = 0
-			if len(s.SGE.Data) > 0 {
+			if len(s.SGE.Data) > 0 || q.conn.device.Link == verbs.LinkIWARP { // siw takes no receive without an element
 				fillSGE(&w.sge[0], s.SGE.Data, s.SGE.LKey)
 				w.wr.num_sge = 1
 			}
-			*q.received.at(seq) = slot{id: s.ID, op: verbs.OpRecv}
+			*q.received.at(seq) = slot{result: verbs.Completion{ID: s.ID, Op: verbs.OpRecv}, signaled: true}
 		}
 		q.received.posted.Store(first + uint64(len(chain)))
 		var n C.int
@@ -190,7 +193,7 @@ func (q *queuePair) Poll(cs []verbs.Completion) (int, error) {
 		return 0, verbs.ErrClosed
 	}
 	n, err := q.reap(cs)
-	if err == nil && n == 0 && q.halted.Load() {
+	if err == nil && n == 0 && len(cs) > 0 && q.halted.Load() {
 		n = q.settle(cs)
 	}
 	return n, err
@@ -198,45 +201,55 @@ func (q *queuePair) Poll(cs []verbs.Completion) (int, error) {
 
 // reap takes what the device has completed. pollMu is held.
 func (q *queuePair) reap(cs []verbs.Completion) (int, error) {
-	if len(cs) == 0 {
-		return 0, nil
+	n := q.give(cs, false) // what waited for its turn, and had no room last time
+	if n == len(cs) {
+		return n, nil
 	}
-	k := int(C.farblk_poll(q.cq, &q.wcs[0], C.int(min(len(cs), pollMax))))
+	k := int(C.farblk_poll(q.cq, &q.wcs[0], C.int(min(len(cs)-n, pollMax))))
 	if k < 0 {
 		err := callError("ibv_poll_cq", -k, q.conn.device.Name)
 		q.conn.fail(err)
-		return 0, err
+		return n, err
 	}
-	n := 0
 	for i := range q.wcs[:k] {
 		wc := &q.wcs[i]
-		r := q.sent
-		if uint64(wc.wr_id)&recvBit != 0 {
-			r = q.received
+		r, seq := q.sent, uint64(wc.wr_id)
+		if seq&recvBit != 0 {
+			r, seq = q.received, seq&^recvBit
 		}
-		s, ok := slot{}, false
-		if !q.settled {
-			s, ok = r.take(uint64(wc.wr_id) &^ recvBit)
-		}
-		if !ok {
+		s := r.outstanding(seq)
+		if s == nil {
 			continue // refused when it was posted, or flushed by settle
 		}
-		c := &cs[n]
-		n++
-		*c = verbs.Completion{ID: s.id, Op: s.op, Bytes: int(s.bytes)}
-		if wc.status == C.IBV_WC_SUCCESS {
-			if s.op == verbs.OpRecv {
-				c.Bytes = int(wc.byte_len)
-				if wc.wc_flags&C.IBV_WC_WITH_INV != 0 {
-					c.Invalidated, c.InvalidatedKey = true, *(*uint32)(unsafe.Pointer(&wc.anon0))
-				}
+		c := &s.result
+		switch {
+		case wc.status != C.IBV_WC_SUCCESS:
+			c.Status, c.VendorError, c.Bytes = workStatus(int(wc.status)), uint32(wc.vendor_err), 0
+			q.broken(c)
+		case c.Op == verbs.OpRecv:
+			c.Bytes = int(wc.byte_len)
+			if wc.wc_flags&C.IBV_WC_WITH_INV != 0 {
+				c.Invalidated, c.InvalidatedKey = true, *(*uint32)(unsafe.Pointer(&wc.anon0))
 			}
-			continue
 		}
-		c.Status, c.VendorError, c.Bytes = workStatus(int(wc.status)), uint32(wc.vendor_err), 0
-		q.broken(c)
+		r.finish(seq)
+		for n < len(cs) && r.next(&cs[n], false) {
+			n++
+		}
 	}
 	return n, nil
+}
+
+// give hands out completions that are ready.
+func (q *queuePair) give(cs []verbs.Completion, flush bool) int {
+	n := 0
+	for n < len(cs) && q.received.next(&cs[n], flush) {
+		n++
+	}
+	for n < len(cs) && q.sent.next(&cs[n], flush) {
+		n++
+	}
+	return n
 }
 
 // broken ends the connection because a work request failed: its queue pair is in the error state.
@@ -258,17 +271,5 @@ func (q *queuePair) settle(cs []verbs.Completion) int {
 	if at == 0 || time.Since(time.Unix(0, at)) < verbs.DrainTimeout {
 		return 0
 	}
-	q.settled = true
-	n := 0
-	for _, r := range []*ring{q.received, q.sent} {
-		for n < len(cs) {
-			s, ok := r.oldest()
-			if !ok {
-				break
-			}
-			cs[n] = verbs.Completion{ID: s.id, Op: s.op, Status: verbs.StatusFlushed}
-			n++
-		}
-	}
-	return n
+	return q.give(cs, true)
 }

@@ -216,6 +216,35 @@ func testUnsignaled(t *testing.T, p verbs.Provider, o Options) {
 	}
 }
 
+// testCompletionsInOrder mixes operations that are answered with such that are not.
+func testCompletionsInOrder(t *testing.T, p verbs.Provider, o Options) {
+	cl, sv := connect(t, p, o, shape{})
+	for range 20 {
+		var wrs []verbs.SendWR
+		for i := range 30 {
+			op := verbs.OpRDMAWrite
+			if i%3 == 0 {
+				op = verbs.OpRDMARead
+			}
+			w := cl.rdma(op, i<<12, sv, i<<12, 4096)
+			if i%5 == 4 {
+				w.Flags = 0
+			}
+			wrs = append(wrs, w)
+		}
+		wrs[len(wrs)-1].Flags = verbs.Signaled
+		cl.post(wrs...)
+		for _, w := range wrs {
+			if w.Flags&verbs.Signaled == 0 {
+				continue
+			}
+			if c := cl.await(1, verbs.StatusOK)[0]; c.ID != w.ID || c.Op != w.Op {
+				t.Fatalf("%+v, want %v %d", c, w.Op, w.ID)
+			}
+		}
+	}
+}
+
 func testWindows(t *testing.T, p verbs.Provider, o Options) {
 	cl, sv := connect(t, p, o, shape{})
 	w, err := sv.pd.NewWindow()

@@ -14,10 +14,13 @@ type Options struct {
 	// Listen is the address that the passive side binds and the active side connects to; its port is ignored.
 	Listen verbs.Addr
 	// Terminates says that a violation is told by a Terminate message (RFC 5040 section 4.8) and not by a
-	// negative acknowledgement: a SEND or RDMA WRITE may have completed with success before.
+	// negative acknowledgement: a SEND or RDMA WRITE may have completed with success before, and other failures than
+	// a remote access error are as good.
 	Terminates bool
 	// PlainReject says that the stack under test loses the private data of a reject, as Linux's siw does.
 	PlainReject bool
+	// ReadsUnchecked says that the stack under test lets a peer read any memory whose key it has, as Linux's siw does.
+	ReadsUnchecked bool
 	// PingPongs is how many round trips the wake-up test makes; 0 is 10,000.
 	PingPongs int
 }
@@ -62,6 +65,7 @@ func Run(t *testing.T, newProvider func(*testing.T) verbs.Provider, o Options) {
 		{"ReadThenFencedSend", testReadThenFencedSend},
 		{"CaseH04ExactlyIRDReads", testReadsAtOnce},
 		{"UnsignaledSends", testUnsignaled},
+		{"CompletionsInOrder", testCompletionsInOrder},
 		{"Windows", testWindows},
 
 		{"Violations", testViolations},
