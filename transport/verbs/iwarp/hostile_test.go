@@ -43,6 +43,7 @@ func (r *raw) terminate() rdmap.Term {
 	r.t.Helper()
 	_ = r.SetDeadline(time.Now().Add(5 * time.Second))
 	b, err := io.ReadAll(r)
+	defer r.Close()
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -69,20 +70,24 @@ func (r *raw) terminate() rdmap.Term {
 
 // against connects a raw initiator to a queue pair with one posted receive of 256 bytes and IRD 2.
 func against(t *testing.T) (*raw, *end) {
+	return againstWith(t, mpa.Local{CRC: true, Revision: 2, IRD: 4, ORD: 2})
+}
+
+func againstWith(t *testing.T, l mpa.Local) (*raw, *end) {
 	ctx := testContext(t)
-	l := listen(t, iwarp.New(iwarp.Options{}), "127.0.0.1")
-	tcp, err := net.Dial("tcp", l.Addr().String())
+	at := listen(t, iwarp.New(iwarp.Options{}), "127.0.0.1")
+	tcp, err := net.Dial("tcp", at.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { tcp.Close() })
-	request, err := mpa.NewRequest(mpa.Local{CRC: true, Revision: 2, IRD: 4, ORD: 2}, nil).Append(nil)
+	request, err := mpa.NewRequest(l, nil).Append(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &raw{t, tcp}
 	r.write(request)
-	c, err := l.Accept(ctx)
+	c, err := at.Accept(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +100,7 @@ func against(t *testing.T) (*raw, *end) {
 	if _, err := io.ReadFull(r, reply); err != nil {
 		t.Fatal(err)
 	}
-	if f, err := mpa.Parse(reply, mpa.Reply); err != nil || !f.CRC || f.Enhanced != (mpa.Enhanced{IRD: 2, ORD: 2}) {
+	if f, err := mpa.Parse(reply, mpa.Reply); err != nil || !f.CRC || f.Enhanced.IRD != 2 || f.Enhanced.ORD != 2 || f.Enhanced.PeerToPeer != l.PeerToPeer {
 		t.Fatalf("reply %+v, %v", f, err)
 	}
 	return r, e

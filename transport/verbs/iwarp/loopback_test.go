@@ -122,13 +122,17 @@ func testContext(t testing.TB) context.Context {
 }
 
 func listen(t testing.TB, p verbs.Provider, ip string) verbs.Listener {
-	l, err := p.Listen(testContext(t), verbs.Addr{IP: netip.MustParseAddr(ip)}, 0)
+	l, err := p.Listen(testContext(t), verbs.Addr{IP: addr(ip)}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
 	return l
 }
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+var loopback = addr("127.0.0.1")
 
 var params = verbs.ConnParams{ResponderResources: 16, InitiatorDepth: 16}
 
