@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"farblk/cmd/internal/session"
+	"farblk/host/nvme"
+)
+
+// adminLimit bounds a command that is passed to a connection.
+const adminLimit = 5 * time.Second
+
+// device is a connection that admin commands can be sent on.
+type device struct {
+	ctx context.Context
+	dir *session.StateDir
+	*session.Status
+	nsid   uint32 // of the namespace that the operand named; 0 if it named the controller
+	asJSON bool
+}
+
+// openDevice reads the operand and the output format.
+func openDevice(c *cli.Context) (*device, func(), error) {
+	asJSON, err := wantJSON(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	dir, s, err := oneSession(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	d := &device{dir: dir, Status: s, asJSON: asJSON, nsid: s.NamespaceOf(c.Args().First())}
+	var cancel func()
+	d.ctx, cancel = context.WithTimeout(c.Context, adminLimit)
+	return d, cancel, nil
+}
+
+// namespace is which one a command means: -n, the one that the operand names, or the only one.
+func (d *device) namespace(c *cli.Context) (uint32, error) {
+	if c.IsSet("namespace-id") {
+		n, err := parseNumber(c.String("namespace-id"), 1, 0xFFFFFFFF)
+		if err != nil {
+			return 0, usagef("--namespace-id %v", err)
+		}
+		return uint32(n), nil
+	}
+	if d.nsid != 0 {
+		return d.nsid, nil
+	}
+	if len(d.Namespaces) == 1 {
+		return d.Namespaces[0].NSID, nil
+	}
+	return 0, usagef("%s has %d namespaces: choose one with -n", d.Name, len(d.Namespaces))
+}
+
+func namespaceFlag() cli.Flag {
+	return text("namespace-id", "n", "", "`NSID` of the namespace")
+}
+
+// identify reads one Identify structure.
+func (d *device) identify(cns nvme.CNS, nsid uint32) ([]byte, error) {
+	var cmd nvme.Command
+	cmd.FillIdentify(cns, nsid, 0)
+	return d.admin(&cmd, nvme.IdentifySize)
+}
+
+// log reads n bytes of a log page from the start; n is a multiple of 4. It does not clear pending events.
+func (d *device) log(id nvme.LogID, nsid uint32, n int) ([]byte, error) {
+	var cmd nvme.Command
+	cmd.FillGetLogPage(id, nsid, 0, uint32(n), true)
+	return d.admin(&cmd, n)
+}
+
+func (d *device) admin(cmd *nvme.Command, n int) ([]byte, error) {
+	q := session.AdminRequest{Opcode: cmd.Opcode(), NSID: cmd.NSID(), Length: n}
+	for i := range q.CDW10 {
+		q.CDW10[i] = cmd.DW(10 + i)
+	}
+	a, err := d.dir.Admin(d.ctx, d.Name, q)
+	if err != nil {
+		return nil, err
+	}
+	return a.Data, nil
+}
+
+// controller reads Identify Controller.
+func (d *device) controller() (*nvme.IdentifyController, error) {
+	b, err := d.identify(nvme.CNSController, 0)
+	if err != nil {
+		return nil, err
+	}
+	return nvme.ParseIdentifyController(b)
+}

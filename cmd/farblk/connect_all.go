@@ -1,0 +1,134 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+
+	"farblk/cmd/internal/session"
+	"farblk/host/nvme"
+)
+
+func connectAllCommand() *cli.Command {
+	flags := append(append(addressFlags(), tuningFlags()...), exportFlags()...)
+	return &cli.Command{
+		Name:  "connect-all",
+		Usage: "connect to every RDMA subsystem that a discovery service names",
+		Description: "Subsystems that are connected already are left alone. Exports cannot be given a place here, because there can be several subsystems.\n" +
+			"With -f or -w, both discovery and the connections use that interface or address.",
+		Flags:  append(flags, outputFlag()),
+		Action: connectAll,
+	}
+}
+
+func connectAll(c *cli.Context) error {
+	if err := noArgs(c); err != nil {
+		return err
+	}
+	asJSON, err := wantJSON(c)
+	if err != nil {
+		return err
+	}
+	exports, notes, err := parseExports(c)
+	if err != nil {
+		return err
+	}
+	for _, e := range exports {
+		if e.Where != "" {
+			return usagef("export %s=%s: connect-all connects to several subsystems: give no place", e.Kind, e.Where)
+		}
+	}
+	base, err := fabricConfig(c)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(c.Context, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	discovery := *base // whose provider is settled for its own address
+	logs, err := runDiscovery(ctx, &discovery)
+	if err != nil {
+		return err
+	}
+	results, failed := []*session.Result{}, []error{}
+	var entries []nvme.DiscoveryEntry
+	for _, l := range logs {
+		entries = append(entries, l.Entries...)
+		if l.Err != nil {
+			failed = append(failed, fmt.Errorf("referral to %s: %w", l.Address, l.Err))
+		}
+	}
+	for _, e := range entries {
+		if e.SubType != nvme.SubsystemNVM || e.TransportType != nvme.TransportRDMA {
+			continue
+		}
+		cfg, err := configOf(base, e)
+		if err == nil {
+			cfg.Exports, cfg.Notes = exports, notes
+			var r *session.Result
+			r, err = startSession(ctx, cfg, c.Bool("duplicate-connect"))
+			var already *session.AlreadyConnectedError
+			if errors.As(err, &already) {
+				continue
+			}
+			if err == nil {
+				results = append(results, r)
+				if !asJSON {
+					_ = printResult(c.App.Writer, r, false)
+				}
+				continue
+			}
+		}
+		failed = append(failed, fmt.Errorf("%s at %s: %w", e.SubNQN, e.Address, err))
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if asJSON {
+		if err := json.NewEncoder(c.App.Writer).Encode(struct {
+			Connections []*session.Result `json:"connections"`
+		}{results}); err != nil {
+			return err
+		}
+	}
+	for _, err := range failed[min(1, len(failed)):] {
+		report(c.App.ErrWriter, "farblk connect-all", err)
+	}
+	if len(failed) > 0 {
+		return failed[0]
+	}
+	return nil
+}
+
+// configOf is base with the target of a discovery log entry, whose texts come from the network.
+func configOf(base *session.Config, e nvme.DiscoveryEntry) (*session.Config, error) {
+	cfg := *base
+	cfg.Name = ""
+	if err := nvme.ValidateNQN(e.SubNQN); err != nil {
+		return nil, err
+	}
+	cfg.Subsystem = e.SubNQN
+	addr, err := netip.ParseAddr(e.Address)
+	if err != nil {
+		return nil, fmt.Errorf("the discovery log's address %q is no address", e.Address)
+	}
+	cfg.Remote, cfg.GID = addr.Unmap(), e.AddressFamily == nvme.FamilyIB
+	if cfg.Remote.IsLinkLocalUnicast() && cfg.Remote.Is6() && cfg.Remote.Zone() == "" && !cfg.GID {
+		cfg.Remote = cfg.Remote.WithZone(base.Remote.Zone())
+	}
+	if cfg.Local.IsValid() && cfg.Local.Is4() != cfg.Remote.Is4() {
+		cfg.Local = netip.Addr{}
+	}
+	port, err := strconv.ParseUint(e.ServiceID, 10, 16)
+	if err != nil || port == 0 {
+		return nil, fmt.Errorf("the discovery log's port %q is no port", e.ServiceID)
+	}
+	cfg.Port = uint16(port)
+	return &cfg, nil
+}

@@ -1,0 +1,76 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"farblk/blockdev/nbd"
+	"farblk/cmd/internal/session"
+)
+
+// exportCloseLimit bounds what an export itself waits for when it is closed.
+const exportCloseLimit = 2 * time.Second
+
+// newExporter opens one way to export; nil for none.
+func newExporter(spec session.ExportSpec, s session.Surroundings) (session.Exporter, error) {
+	switch spec.Kind {
+	case session.KindNBD:
+		return newNBDKernel(s, spec.Where), nil
+	case session.KindNBDUnix, session.KindNBDTCP:
+		return newNBDServer(s, spec)
+	case session.KindFUSE:
+		return newFUSE(s, spec.Where), nil
+	default:
+		return nil, nil
+	}
+}
+
+// openStateDir is the state directory, which knows how to clear away what exports leave.
+func openStateDir() (*session.StateDir, error) {
+	path, err := session.DefaultPath()
+	if err != nil {
+		return nil, err
+	}
+	return &session.StateDir{Path: path, RemoveLeftover: func(l session.Leftover) {
+		switch l.Kind {
+		case session.KindFUSE:
+			unmountStale(l.Path)
+		case session.KindNBD:
+			detachStale(l.Path)
+		case session.KindNBDUnix:
+			removeStaleSocket(l.Path)
+		}
+	}}, nil
+}
+
+// defaultExport is how namespaces are exported when nothing is asked for: as kernel block devices where that is
+// possible, else as files, and then why is why not.
+func defaultExport(ctx context.Context) (e session.ExportSpec, why string) {
+	if err := nbd.Available(ctx); err != nil {
+		return session.ExportSpec{Kind: session.KindFUSE}, "exported as files because there can be no block devices: " + strings.TrimPrefix(err.Error(), "nbd: ")
+	}
+	return session.ExportSpec{Kind: session.KindNBD}, ""
+}
+
+// preflight refuses exports that cannot work here, before anything is connected.
+func preflight(ctx context.Context, specs []session.ExportSpec) error {
+	for _, e := range specs {
+		if e.Kind != session.KindNBD {
+			continue
+		}
+		if err := nbd.Available(ctx); err != nil {
+			return fmt.Errorf("export nbd: %w", err)
+		}
+		if e.Where == "" {
+			continue
+		}
+		if _, err := os.Stat("/sys/block/nbd" + strconv.Itoa(nbdIndex(e.Where))); err != nil {
+			return fmt.Errorf("export nbd: there is no %s: load the module with a larger nbds_max, or give no number for any free device", e.Where)
+		}
+	}
+	return nil
+}

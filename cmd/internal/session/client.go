@@ -1,0 +1,213 @@
+package session
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"farblk/host/nvme"
+)
+
+// StatusTimeout bounds how long a session may take to say how it is.
+const StatusTimeout = time.Second
+
+// List asks every session of the state directory at once, and shows those that do not answer within
+// StatusTimeout as Unresponsive, with what is known of them. What dead sessions left is removed first.
+func (d *StateDir) List() ([]Status, error) {
+	d.Sweep()
+	entries, err := d.Scan()
+	if err != nil {
+		return nil, err
+	}
+	entries = slices.DeleteFunc(entries, func(e Entry) bool { return !e.Alive })
+	all := make([]Status, len(entries))
+	var wg sync.WaitGroup
+	for i, e := range entries {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), StatusTimeout)
+			defer cancel()
+			if err := call(ctx, e.Path, http.MethodGet, "/status", nil, &all[i]); err != nil {
+				all[i] = Status{Name: e.Name, State: Unresponsive, Error: err.Error(), Config: e.Config, Address: e.Config.Address().String()}
+			}
+		})
+	}
+	wg.Wait()
+	// A session that is ending is no news.
+	all = slices.DeleteFunc(all, func(s Status) bool { return s.State == Unresponsive && ends(d.folder(s.Name), 200*time.Millisecond) })
+	d.Sweep()
+	return all, nil
+}
+
+// ends tells whether a session's process ends in time: one that was killed may still be giving back its memory.
+func ends(path string, in time.Duration) bool {
+	for end := time.Now().Add(in); alive(path); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
+
+// Find picks the sessions that what names: a session ("farblk0"), a subsystem's NQN (perhaps several), or the
+// path of an export: device, file or socket.
+func (d *StateDir) Find(what string) ([]Status, error) {
+	all, err := d.List()
+	if err != nil {
+		return nil, err
+	}
+	path, err := filepath.Abs(what)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(all, func(s Status) bool {
+		if s.Name == what || s.Config.Subsystem == what {
+			return false
+		}
+		for _, e := range s.Config.Exports { // counts also while the session does not answer
+			if e.Where != "" && (e.Where == path || e.Where == what) {
+				return false
+			}
+		}
+		for _, n := range s.Namespaces {
+			if what == fmt.Sprintf("%sn%d", s.Name, n.NSID) {
+				return false
+			}
+			for _, e := range n.Exports {
+				if e.Path == path || e.Path == what || e.URI == what || e.Kind == KindFUSE && filepath.Dir(e.Path) == path {
+					return false
+				}
+			}
+		}
+		return true
+	}), nil
+}
+
+// Disconnect asks the session called name to disconnect and waits until its process has ended and its folder is
+// gone. With force it does so though exports are in use, and kills a session that does not answer in time.
+// Errors: *BusyError.
+func (d *StateDir) Disconnect(ctx context.Context, name string, force bool) error {
+	path := d.folder(name)
+	var s Status
+	sctx, cancel := context.WithTimeout(ctx, StatusTimeout)
+	statusErr := call(sctx, path, http.MethodGet, "/status", nil, &s)
+	cancel()
+	err := statusErr
+	if err == nil {
+		dctx, cancel := context.WithTimeout(ctx, disconnectLimit)
+		err = call(dctx, path, http.MethodPost, "/disconnect", disconnectRequest{force}, nil)
+		cancel()
+	}
+	var busy *BusyError
+	if errors.As(err, &busy) || errors.Is(err, context.Canceled) {
+		return err
+	}
+	if err != nil && alive(path) {
+		if !force {
+			return fmt.Errorf("%s does not answer (%v): --force kills it", name, err)
+		}
+		if err := kill(path); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	if !ends(path, time.Second) {
+		return fmt.Errorf("%s has disconnected but its process does not end", name)
+	}
+	d.Sweep()
+	return nil
+}
+
+// kill ends the process that holds the folder's lock.
+func kill(path string) error {
+	pid, err := owner(path)
+	if err != nil {
+		return err
+	}
+	// A handle, and the lock looked at again after it was taken: a number can be given to another process.
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil // it has gone
+	}
+	defer unix.Close(fd)
+	if !alive(path) {
+		return nil
+	}
+	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+}
+
+// Admin passes an admin command to the session called name. An error status of the controller is a
+// *nvme.StatusError.
+func (d *StateDir) Admin(ctx context.Context, name string, q AdminRequest) (*AdminResponse, error) {
+	a := new(AdminResponse)
+	if err := call(ctx, d.folder(name), http.MethodPost, "/admin", q, a); err != nil {
+		return nil, err
+	}
+	if !a.Status.OK() {
+		return nil, &nvme.StatusError{Opcode: q.Opcode, Admin: true, Status: a.Status, Result: a.Result}
+	}
+	return a, nil
+}
+
+// Metrics writes the metrics of the session called name in Prometheus' text format.
+func (d *StateDir) Metrics(ctx context.Context, name string, w io.Writer) error {
+	return call(ctx, d.folder(name), http.MethodGet, "/metrics", nil, w)
+}
+
+// call makes one request to the session with the given folder. answer is decoded into, or written to if it is an
+// io.Writer.
+func call(ctx context.Context, folder, method, path string, body, answer any) error {
+	t := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(folder, "socket"))
+		},
+		DisableKeepAlives: true,
+	}
+	defer t.CloseIdleConnections()
+	var b bytes.Buffer
+	if body != nil {
+		if err := json.NewEncoder(&b).Encode(body); err != nil {
+			return err
+		}
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://session"+path, &b)
+	if err != nil {
+		return err
+	}
+	resp, err := t.RoundTrip(req)
+	if err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("no answer in time: %w", ctx.Err())
+		}
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		var e errorBody
+		if err := json.NewDecoder(resp.Body).Decode(&e); err != nil || e.Error == "" {
+			return fmt.Errorf("the session answered %s", resp.Status)
+		}
+		if e.Busy {
+			return &BusyError{Detail: e.Error}
+		}
+		return errors.New(e.Error)
+	}
+	switch a := answer.(type) {
+	case nil:
+		return nil
+	case io.Writer:
+		_, err = io.Copy(a, resp.Body)
+	default:
+		err = json.NewDecoder(resp.Body).Decode(a)
+	}
+	return err
+}

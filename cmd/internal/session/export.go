@@ -1,0 +1,80 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"farblk/host"
+)
+
+// Exporter gives namespaces to this machine in one way. The session calls its methods from one goroutine, but InUse
+// and Leftovers from any.
+type Exporter interface {
+	// Add exports a namespace and returns when it can be used.
+	Add(ctx context.Context, n *host.Namespace) (Export, error)
+	// Remove ends the export of a namespace that has gone.
+	Remove(ctx context.Context, nsid uint32)
+	// InUse returns a *BusyError when somebody has an export open.
+	InUse() error
+	// Leftovers are what would stay in the system if this process died.
+	Leftovers() []Leftover
+	// Close flushes and ends every export, by ctx's deadline in any case; with force also those in use.
+	Close(ctx context.Context, force bool) error
+}
+
+// Surroundings is what an Exporter is given by its session.
+type Surroundings struct {
+	Folder string // the session's, for exports without a place of their own
+	Config *Config
+	Log    *slog.Logger
+	// Note tells the user something, in the result of the start.
+	Note func(text string)
+	// Record is to be called as soon as Leftovers has more to tell.
+	Record func()
+}
+
+// Names of what exports may make in a session's folder.
+const (
+	SocketName = "nbd.sock"
+	FilesName  = "namespaces"
+)
+
+// BusyError says that an export is in use: by whom, as a sentence.
+type BusyError struct{ Detail string }
+
+// Error says which and by whom.
+func (e *BusyError) Error() string { return e.Detail }
+
+// Leftover is something that outlives a process that dies.
+type Leftover struct {
+	Kind string `json:"kind"`
+	Path string `json:"path"` // mount point, device or socket
+}
+
+// removeLeftovers undoes what the dead session of this folder has left in the system.
+func (d *StateDir) removeLeftovers(folder string) {
+	b, err := os.ReadFile(filepath.Join(folder, "exports.json"))
+	if err != nil {
+		return
+	}
+	var all []Leftover
+	if json.Unmarshal(b, &all) != nil {
+		return
+	}
+	for _, l := range all {
+		d.RemoveLeftover(l)
+	}
+}
+
+// needsHardening tells whether the kernel may write back memory through one of the exports.
+func needsHardening(specs []ExportSpec) bool {
+	for _, e := range specs {
+		if e.Kind == KindNBD || e.Kind == KindFUSE {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,261 @@
+package session
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const namePrefix = "farblk"
+
+// StateDir is the folder of all sessions' folders.
+type StateDir struct {
+	Path string
+	// RemoveLeftover undoes one thing that an export of a dead session has left in the system. It must not fail
+	// where there is nothing left, and must leave alone what belongs to somebody who lives.
+	RemoveLeftover func(Leftover)
+}
+
+// DefaultPath is the state directory's: FARBLK_STATE_DIR, /run/farblk for root, else farblk in XDG_RUNTIME_DIR.
+func DefaultPath() (string, error) {
+	if d := os.Getenv("FARBLK_STATE_DIR"); d != "" {
+		return filepath.Abs(d)
+	}
+	if os.Geteuid() == 0 {
+		return "/run/farblk", nil
+	}
+	if d := os.Getenv("XDG_RUNTIME_DIR"); d != "" {
+		return filepath.Join(d, "farblk"), nil
+	}
+	return "", errors.New("no state directory: run as root, or set XDG_RUNTIME_DIR or FARBLK_STATE_DIR to a folder of your own")
+}
+
+// Folder is a session's folder. Whoever has it open with its lock owns it.
+type Folder struct {
+	Path  string
+	dir   *StateDir // nil in a process that did not create it
+	lock  *os.File
+	words string // the end of the log, once it has been removed
+}
+
+// AlreadyConnectedError says that another session is the same connection.
+type AlreadyConnectedError struct {
+	Name   string
+	Config Config
+}
+
+// Error says what to do.
+func (e *AlreadyConnectedError) Error() string {
+	return fmt.Sprintf("already connected to %s at %s as %s: use %s, disconnect it, or allow a second connection with -D",
+		e.Config.Subsystem, e.Config.Address(), e.Name, e.Name)
+}
+
+// Create makes the folder for a new session and gives c its name. It refuses a connection that exists already
+// unless duplicate, and removes what dead sessions have left.
+func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
+	if err := os.MkdirAll(d.Path, 0o700); err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	unlock, err := lockDir(d.Path, 5*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	d.sweep()
+	entries, err := d.Scan()
+	if err != nil {
+		return nil, err
+	}
+	used := map[string]bool{}
+	for _, e := range entries {
+		used[e.Name] = true
+		if !duplicate && e.Alive && e.Config.sameConnection(c) {
+			return nil, &AlreadyConnectedError{e.Name, e.Config}
+		}
+	}
+	for n := 0; c.Name == "" || used[c.Name]; n++ {
+		c.Name = namePrefix + strconv.Itoa(n)
+	}
+	f := &Folder{Path: d.folder(c.Name), dir: d}
+	if err := os.Mkdir(f.Path, 0o700); err != nil {
+		return nil, fmt.Errorf("state folder: %w", err)
+	}
+	f.lock, err = os.OpenFile(f.file("lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil {
+		err = unix.Flock(int(f.lock.Fd()), unix.LOCK_EX) // waits for those who look whether it is free
+	}
+	if err == nil {
+		err = writeJSON(f.file("config.json"), c)
+	}
+	if err != nil {
+		f.Remove()
+		return nil, fmt.Errorf("state folder: %w", err)
+	}
+	return f, nil
+}
+
+func (d *StateDir) folder(name string) string { return filepath.Join(d.Path, name) }
+
+// Own writes this process's number into the lock, for those who have to kill it.
+func (f *Folder) Own() error {
+	return os.WriteFile(f.file("lock"), []byte(strconv.Itoa(os.Getpid())), 0o600)
+}
+
+// owner is the process that Own has named.
+func owner(path string) (pid int, err error) {
+	b, err := os.ReadFile(filepath.Join(path, "lock"))
+	if err != nil {
+		return 0, err
+	}
+	pid, err = strconv.Atoi(string(b))
+	if err != nil || pid <= 1 {
+		return 0, fmt.Errorf("%s names no process", filepath.Join(path, "lock"))
+	}
+	return pid, nil
+}
+
+func (f *Folder) file(name string) string { return filepath.Join(f.Path, name) }
+
+// Remove deletes the folder and frees the lock. Mounts inside it must be gone: it does not cross into them.
+func (f *Folder) Remove() {
+	removeFolder(f.Path)
+	if f.lock != nil {
+		f.lock.Close()
+	}
+}
+
+// removeFolder deletes what farblk puts into a folder, and nothing that a mount shows in it.
+func removeFolder(path string) {
+	for _, name := range []string{"config.json", "exports.json", "log", "log.old", SocketName, FilesName, "socket", "lock"} {
+		_ = os.Remove(filepath.Join(path, name)) // a mount point is busy and stays
+	}
+	_ = os.Remove(path)
+}
+
+// Entry is a session's folder as found.
+type Entry struct {
+	Name, Path string
+	Config     Config
+	Alive      bool // its process lives
+}
+
+// Scan lists the folders of sessions, by number. It waits for nobody.
+func (d *StateDir) Scan() ([]Entry, error) {
+	names, err := os.ReadDir(d.Path)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	var entries []Entry
+	for _, n := range names {
+		if _, ok := number(n.Name()); !ok {
+			continue
+		}
+		e := Entry{Name: n.Name(), Path: d.folder(n.Name())}
+		e.Alive = alive(e.Path)
+		if c, err := readConfig(e.Path); err == nil {
+			e.Config = *c
+		}
+		e.Config.Name = e.Name
+		entries = append(entries, e)
+	}
+	slices.SortFunc(entries, func(a, b Entry) int {
+		x, _ := number(a.Name)
+		y, _ := number(b.Name)
+		return x - y
+	})
+	return entries, nil
+}
+
+func number(name string) (int, bool) {
+	s, ok := strings.CutPrefix(name, namePrefix)
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.Atoi(s)
+	return n, err == nil && n >= 0 && strconv.Itoa(n) == s
+}
+
+// alive tells whether a process holds the folder's lock.
+func alive(path string) bool {
+	l, err := os.Open(filepath.Join(path, "lock"))
+	if err != nil {
+		return false
+	}
+	defer l.Close()
+	// A shared lock, so that two who look do not take each other for the owner.
+	return errors.Is(unix.Flock(int(l.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+}
+
+// Sweep removes the folders of sessions that died, with the mounts and devices that they left. It gives up at
+// once when another process is at it.
+func (d *StateDir) Sweep() {
+	unlock, err := lockDir(d.Path, 0)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	d.sweep()
+}
+
+// sweep is Sweep with the directory locked.
+func (d *StateDir) sweep() {
+	entries, _ := d.Scan()
+	for _, e := range entries {
+		if !e.Alive {
+			d.removeLeftovers(e.Path)
+			removeFolder(e.Path)
+		}
+	}
+}
+
+// lockDir locks the state directory against other creators and sweepers.
+func lockDir(dir string, wait time.Duration) (unlock func(), err error) {
+	l, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	for deadline := time.Now().Add(wait); ; time.Sleep(5 * time.Millisecond) {
+		err = unix.Flock(int(l.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { l.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
+			l.Close()
+			return nil, fmt.Errorf("state directory %s: locked by another farblk for too long: %w", dir, err)
+		}
+	}
+}
+
+func readConfig(path string) (*Config, error) {
+	b, err := os.ReadFile(filepath.Join(path, "config.json"))
+	if err != nil {
+		return nil, err
+	}
+	c := new(Config)
+	return c, json.Unmarshal(b, c)
+}
+
+// writeJSON replaces a file as a whole.
+func writeJSON(path string, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, append(b, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
