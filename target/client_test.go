@@ -31,8 +31,8 @@ const (
 type bed struct {
 	t      testing.TB
 	target *target.Target
-	addr   verbs.Addr
-	served chan error
+	addr   verbs.Addr // of port 1
+	ports  uint16
 }
 
 func logger() *slog.Logger {
@@ -74,7 +74,9 @@ func (b *bed) listen(wrap ...func(verbs.Listener) verbs.Listener) verbs.Addr {
 		l = w(l)
 	}
 	served := make(chan error, 1)
-	go func() { served <- b.target.Serve(context.Background(), l) }()
+	b.ports++
+	id := b.ports
+	go func() { served <- b.target.ServePort(context.Background(), id, l) }()
 	b.t.Cleanup(func() {
 		b.target.Close()
 		if err := <-served; err != nil {

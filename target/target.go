@@ -29,6 +29,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -154,13 +155,18 @@ type port struct {
 	addr verbs.Addr
 }
 
-// Serve accepts connections from l until ctx ends, the target is closed, or l
-// fails, and closes l. Connections live on until Close. Each call makes a port;
-// ports are numbered from 1 in the order of the calls. It returns nil unless l
-// failed.
+// Serve is ServePort with the lowest free port ID.
 func (t *Target) Serve(ctx context.Context, l verbs.Listener) error {
+	return t.ServePort(ctx, 0, l)
+}
+
+// ServePort accepts connections from l until ctx ends, the target is closed, or
+// l fails, and closes l. Connections live on until Close. Discovery and ANA know
+// the listener as port id; 0 takes the lowest free one. It returns nil unless
+// l failed or the ID is taken.
+func (t *Target) ServePort(ctx context.Context, id uint16, l verbs.Listener) error {
 	defer l.Close()
-	p, err := t.addPort(l.Addr())
+	p, err := t.addPort(id, l.Addr())
 	if err != nil {
 		return err
 	}
@@ -194,18 +200,24 @@ func (t *Target) Serve(ctx context.Context, l verbs.Listener) error {
 	}
 }
 
-func (t *Target) addPort(addr verbs.Addr) (*port, error) {
+func (t *Target) addPort(id uint16, addr verbs.Addr) (*port, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed {
-		return nil, ErrClosed
+	taken := func(id uint16) bool {
+		return slices.ContainsFunc(t.ports, func(p *port) bool { return p.id == id })
 	}
-	id := uint16(1)
-	for _, p := range t.ports {
-		id = max(id, p.id+1)
+	switch {
+	case t.closed:
+		return nil, ErrClosed
+	case id != 0 && taken(id):
+		return nil, fmt.Errorf("target: port %d is taken", id)
+	case id == 0:
+		for id = 1; taken(id); id++ {
+		}
 	}
 	p := &port{id, addr}
 	t.ports = append(t.ports, p)
+	slices.SortFunc(t.ports, func(a, b *port) int { return int(a.id) - int(b.id) })
 	t.generation.Add(1)
 	t.wg.Add(1)
 	return p, nil
@@ -214,12 +226,7 @@ func (t *Target) addPort(addr verbs.Addr) (*port, error) {
 func (t *Target) removePort(p *port) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for i := range t.ports {
-		if t.ports[i] == p {
-			t.ports = append(t.ports[:i:i], t.ports[i+1:]...)
-			break
-		}
-	}
+	t.ports = slices.DeleteFunc(t.ports, func(x *port) bool { return x == p })
 	t.generation.Add(1)
 }
 
