@@ -20,6 +20,7 @@ type completions struct {
 	recvs  atomic.Int32
 	armed  bool
 	notify chan struct{} // capacity 1: an armed notification has come
+	wake   func()        // makes Wait look at notify
 	ready  atomic.Int32  // count, to look at without the lock
 }
 
@@ -46,8 +47,12 @@ func (c *completions) push(done *verbs.Completion) {
 		case c.notify <- struct{}{}:
 		default:
 		}
+		c.wake()
 	}
 }
+
+// notified tells whether a notification has come and was not yet taken.
+func (c *completions) notified() bool { return len(c.notify) > 0 }
 
 // take moves completions to out.
 func (c *completions) take(out []verbs.Completion) int {

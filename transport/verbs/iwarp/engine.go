@@ -5,92 +5,169 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"farblk/transport/verbs"
 )
 
-// engine is the goroutine of one connection. It makes progress while nobody polls: it waits for the socket in
-// Go's poller, serves the peer's RDMA Reads and wakes Wait. While somebody polls it keeps out of the way and only
-// looks every idleCheck whether they still do. At the end it closes the socket.
+// engine is what makes progress on a connection while nobody polls.
+//
+// One goroutine at a time sits at the socket, which means that it waits for it in Go's poller and makes progress
+// when something comes: the one in QP.Wait, if there is one; else, when nobody has polled for a while, the engine's
+// own goroutine. So the peer's RDMA Reads are answered, and its end of the stream is noticed, in any case, and
+// while the owner polls, no other goroutine is woken for what comes. At the end the engine's goroutine closes
+// the socket.
 type engine struct {
-	waiting atomic.Int32  // goroutines in Wait
-	away    atomic.Bool   // the engine is not at the socket
-	wake    chan struct{} // capacity 1: back to the socket
-	failed  chan struct{} // closed by stop
-	done    chan struct{} // closed when the socket is closed
-	writing bool          // a writer runs; under tx.mu
+	seat    sync.Mutex   // held by the one at the socket
+	waiting atomic.Int32 // goroutines in Wait
+	looking atomic.Bool  // the one in Wait will look at the notification before it sleeps
+
+	mu     sync.Mutex // a leaf
+	seated bool
+	kicked bool // the read deadline is in the past, to make the one at the socket get up
+
+	failed chan struct{} // closed by stop
+	done   chan struct{} // closed when the socket is closed
+
+	writing bool // a writer runs; under tx.mu
 	writer  sync.WaitGroup
+
+	waitStep func(uintptr) bool // made once: a closure for each Wait would be garbage
 }
 
 const (
+	// idleCheck is after how long without Poll and Wait the engine's goroutine takes the seat; lazyCheck how
+	// often it looks while another has it.
 	idleCheck = 10 * time.Millisecond
+	lazyCheck = 100 * time.Millisecond
 	// lingerTime is how long a closed connection waits for the peer's end of the stream, so that the kernel
 	// does not reset it with our last bytes unread.
 	lingerTime = 200 * time.Millisecond
 )
 
-func (e *engine) init() {
-	e.wake = make(chan struct{}, 1)
+var past = time.Unix(1, 0)
+
+func (e *engine) init(q *qp) {
 	e.failed = make(chan struct{})
 	e.done = make(chan struct{})
-}
-
-// stop calls the engine to close the connection. It is called once.
-func (e *engine) stop(q *qp) {
-	close(e.failed)
-	past := time.Unix(1, 0)
-	_ = q.link.tcp.SetDeadline(past) // gets engine and writer out of the poller
-}
-
-// resume brings the engine to the socket, for a goroutine that waits.
-func (e *engine) resume() {
-	if e.away.Load() {
-		select {
-		case e.wake <- struct{}{}:
-		default:
+	e.waitStep = func(uintptr) bool {
+		for more := true; more; {
+			e.looking.Store(true)
+			q.rx.mu.Lock()
+			more = q.progress()
+			q.rx.mu.Unlock()
+			e.looking.Store(false)
+			if q.cq.notified() || q.state.Load() != stateUp || q.isClosed() {
+				return true
+			}
 		}
+		return false
 	}
 }
 
+// sit takes the seat; whoever has it gets up.
+func (e *engine) sit(q *qp) {
+	if !e.seat.TryLock() {
+		e.kick(q)
+		e.seat.Lock()
+	}
+	e.mu.Lock()
+	e.seated = true
+	if e.kicked && q.state.Load() == stateUp {
+		e.kicked = false
+		_ = q.link.tcp.SetReadDeadline(time.Time{})
+	}
+	e.mu.Unlock()
+}
+
+func (e *engine) getUp() {
+	e.mu.Lock()
+	e.seated = false
+	e.mu.Unlock()
+	e.seat.Unlock()
+}
+
+// kick makes the one at the socket get up.
+func (e *engine) kick(q *qp) {
+	e.mu.Lock()
+	if e.seated && !e.kicked {
+		e.kicked = true
+		_ = q.link.tcp.SetReadDeadline(past)
+	}
+	e.mu.Unlock()
+}
+
+// notified makes the one in Wait look at the notification.
+func (e *engine) notified(q *qp) {
+	if e.waiting.Load() > 0 && !e.looking.Load() {
+		e.kick(q)
+	}
+}
+
+// stop calls the engine to close the connection. It is called once, after the state has changed.
+func (e *engine) stop(q *qp) {
+	e.mu.Lock()
+	e.kicked = true
+	_ = q.link.tcp.SetDeadline(past)
+	e.mu.Unlock()
+	close(e.failed)
+}
+
+// Wait blocks until an armed notification has come.
+func (q *qp) Wait() error {
+	e := &q.engine
+	e.waiting.Add(1)
+	defer e.waiting.Add(-1)
+	for q.state.Load() == stateUp && !q.isClosed() && !q.cq.notified() {
+		e.sit(q)
+		_ = q.link.raw.Read(e.waitStep) // fails when kicked
+		e.getUp()
+	}
+	// Notified; or without a connection, where only a flush and Close can make a difference.
+	select {
+	case <-q.closed:
+		return verbs.ErrClosed
+	case <-q.cq.notify:
+		if q.isClosed() {
+			return verbs.ErrClosed
+		}
+		return nil
+	}
+}
+
+// run is the engine's goroutine.
 func (e *engine) run(q *qp) {
 	defer close(e.done)
 	seen := q.polls.Load()
 	step := func(uintptr) bool {
 		for more := true; more; {
 			q.rx.mu.Lock()
-			more = q.progress(true)
+			more = q.progress()
 			q.rx.mu.Unlock()
+			if q.state.Load() != stateUp {
+				return true
+			}
 		}
-		if q.state.Load() != stateUp {
-			return true
-		}
-		last := seen
-		seen = q.polls.Load()
-		return seen != last && e.waiting.Load() == 0
+		return e.waiting.Load() > 0 || q.polls.Load() != seen
 	}
 	timer := time.NewTimer(idleCheck)
 	defer timer.Stop()
 	for q.state.Load() == stateUp {
-		_ = q.link.raw.Read(step) // fails only when stop was called
-		if q.state.Load() != stateUp {
-			break
-		}
-		e.away.Store(true)
-		for e.away.Load() {
-			timer.Reset(idleCheck)
-			if e.waiting.Load() > 0 {
-				break
-			}
-			select {
-			case <-e.wake:
-				e.away.Store(false)
-			case <-e.failed:
-				e.away.Store(false)
-			case <-timer.C:
-				now := q.polls.Load()
-				e.away.Store(now != seen)
+		select {
+		case <-e.failed:
+		case <-timer.C:
+			switch now := q.polls.Load(); {
+			case e.waiting.Load() > 0:
+				timer.Reset(lazyCheck)
+			case now != seen:
+				timer.Reset(idleCheck)
 				seen = now
+			default:
+				e.sit(q)
+				_ = q.link.raw.Read(step)
+				e.getUp()
+				timer.Reset(idleCheck)
 			}
 		}
-		e.away.Store(false)
 	}
 	q.settle()
 	e.close(q)
@@ -99,6 +176,8 @@ func (e *engine) run(q *qp) {
 // close waits a little for the peer's end of the stream and closes the socket.
 func (e *engine) close(q *qp) {
 	e.writer.Wait() // none starts any more: the state is not up
+	e.seat.Lock()   // nor does anyone sit down for long
+	defer e.seat.Unlock()
 	if !q.tx.cut {
 		_ = q.link.tcp.SetReadDeadline(time.Now().Add(lingerTime))
 		_, _ = io.CopyN(io.Discard, q.link.tcp, 1<<20)

@@ -55,7 +55,8 @@ func newQP(c *conn, p *pd, cfg verbs.QPConfig) (*qp, error) {
 	q.rq.ring = make([]verbs.RecvWR, cfg.RecvDepth)
 	q.tx.init(cfg.SendDepth)
 	q.rx.buf = make([]byte, streamBuffer)
-	q.engine.init()
+	q.engine.init(q)
+	q.cq.wake = func() { q.engine.notified(q) }
 	return q, nil
 }
 
@@ -219,7 +220,7 @@ func (q *qp) Poll(cs []verbs.Completion) (int, error) {
 	}
 	q.polls.Add(1)
 	if q.rx.mu.TryLock() { // else the engine is at it
-		q.progress(false)
+		q.progress()
 		q.rx.mu.Unlock()
 	}
 	return q.cq.take(cs), nil
@@ -234,26 +235,11 @@ func (q *qp) Arm() error {
 	return nil
 }
 
-// Wait blocks until an armed notification has come.
-func (q *qp) Wait() error {
-	if q.isClosed() {
-		return verbs.ErrClosed
-	}
-	q.engine.waiting.Add(1)
-	q.engine.resume()
-	defer q.engine.waiting.Add(-1)
-	select {
-	case <-q.cq.notify:
-		return nil
-	case <-q.closed:
-		return verbs.ErrClosed
-	}
-}
-
 // Close ends the connection and everything on it.
 func (q *qp) Close() error {
 	if q.isShut.CompareAndSwap(false, true) {
 		close(q.closed)
+		q.engine.kick(q)
 	}
 	for !q.state.CompareAndSwap(stateIdle, stateFailed) && q.state.Load() != stateFailed {
 		q.disconnect(verbs.ErrClosed)

@@ -82,11 +82,9 @@ func mpaFault(code uint8) *fault {
 	return &fault{term: rdmap.Term{Layer: rdmap.LayerLLP, Code: code}}
 }
 
-// progress reads what the socket has and acts on it. drain reads until the socket is empty, which the engine
-// needs before it waits; otherwise it stops at the first completion.
-//
-// It tells whether there may be more to read. rx.mu is held.
-func (q *qp) progress(drain bool) (more bool) {
+// progress reads what the socket has and acts on it, until a completion is at hand. It tells whether the socket may
+// have more. rx.mu is held.
+func (q *qp) progress() (more bool) {
 	if q.state.Load() != stateUp {
 		if q.state.Load() == stateFailed {
 			q.settleLocked()
@@ -94,7 +92,7 @@ func (q *qp) progress(drain bool) (more bool) {
 		return false
 	}
 	more = true
-	for budget := readBudget; budget > 0; {
+	for budget := readBudget; more && budget > 0; {
 		n, full, err := q.fill()
 		if err != nil {
 			q.lost(err)
@@ -113,7 +111,7 @@ func (q *qp) progress(drain bool) (more bool) {
 			q.settleLocked() // a Terminate came
 			return false
 		}
-		if !drain && (!full || q.cq.ready.Load() > 0) {
+		if !full || q.cq.ready.Load() > 0 {
 			break
 		}
 	}
