@@ -32,6 +32,9 @@ type Config struct {
 
 	// KeepAlive is the keep-alive timeout (KATO), 5 s; negative is none. An outage is noticed within twice that.
 	KeepAlive time.Duration
+	// HoldWrites makes commands that write wait for this long at first: as long as a connection of a process
+	// that died may still write; see GraceTime.
+	HoldWrites time.Duration
 	// ReconnectDelay is the time between attempts to reconnect, 10 s; the first comes after at most 1 s.
 	ReconnectDelay time.Duration
 	// CtrlLossTimeout is how long to try to reconnect before all fails for good, 10 min; negative is for ever.
@@ -106,7 +109,7 @@ func (c *Config) complete() error {
 		return bad("queue size", "%d is not from %d to %d", c.QueueSize, minQueueSize, maxQueueSize)
 	case c.PoolSize < blockdev.MaxLease:
 		return bad("pool size", "%d bytes is less than %d", c.PoolSize, blockdev.MaxLease)
-	case c.ReconnectDelay < 0 || c.FastIOFail < 0 || c.IOTimeout < 0 || c.AdminTimeout < 0 || c.ShutdownTimeout < 0 || c.ConnectTimeout < 0:
+	case c.HoldWrites < 0 || c.ReconnectDelay < 0 || c.FastIOFail < 0 || c.IOTimeout < 0 || c.AdminTimeout < 0 || c.ShutdownTimeout < 0 || c.ConnectTimeout < 0:
 		return bad("timeout", "a negative one makes no sense")
 	case c.KeepAlive > 0 && c.KeepAlive < time.Millisecond, c.KeepAlive.Milliseconds() > 1<<32-1:
 		return bad("keep-alive timeout", "%v is not from 1 ms to 49 days", c.KeepAlive)

@@ -30,8 +30,8 @@ func TestConnectSequence(t *testing.T) {
 		c := connect(t, testConfig(ft))
 		want := []string{
 			"admin Connect", "admin Property Get CAP", "admin Property Get VS", "admin Property Set CC", "admin Property Get CSTS",
-			"admin Identify 1/0", "admin Identify 6/0", "admin Get Features", "admin Set Features", "io1 Connect", "io2 Connect",
-			"admin Identify 2/0", "admin Identify 0/1", "admin Identify 3/1", "admin Set Features", "admin Asynchronous Event Request",
+			"admin Identify 1/0", "admin Identify 6/0", "admin Get Features", "admin Set Features", "admin Asynchronous Event Request",
+			"admin Set Features", "io1 Connect", "io2 Connect", "admin Identify 2/0", "admin Identify 0/1", "admin Identify 3/1",
 		}
 		if got := ft.takeLog(); !slices.Equal(got, want) {
 			t.Errorf("got  %q\nwant %q", got, want)
@@ -103,7 +103,7 @@ func TestCaseH06SlowConnect(t *testing.T) {
 		ft := newFakeTarget(1 << 20)
 		ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
 			if isConnect(r) {
-				time.AfterFunc(2*time.Second, func() { q.ctrl.perform(q, r) })
+				q.performLater(r, 2*time.Second)
 			}
 			return isConnect(r)
 		}
@@ -143,6 +143,42 @@ func TestKeepAliveAsTheControllerHasIt(t *testing.T) {
 		time.Sleep(41 * time.Second)
 		if c.Info().KeepAlive != ft.kato || alive.Load() != 10 {
 			t.Error(c.Info().KeepAlive, alive.Load(), "keep-alives")
+		}
+	})
+}
+
+// Where the controller takes traffic for a sign of life, a busy host sends no Keep Alive, an idle one does.
+func TestTrafficBasedKeepAlive(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		ft.id.CTRATT = nvme.CTRATTTrafficKeep
+		ft.kato = time.Hour // this fake counts only Keep Alives
+		var alive atomic.Int32
+		ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
+			cmd := (*nvme.Command)(&r.Command)
+			if q.params.ID == 0 && cmd.Opcode() == nvme.AdminGetFeatures {
+				answer(q, r, 4000, 0)
+				return true
+			}
+			if q.params.ID == 0 && cmd.Opcode() == nvme.AdminKeepAlive {
+				alive.Add(1)
+			}
+			return false
+		}
+		n := connect(t, testConfig(ft)).Namespaces()[0]
+		b := lease(t, n, 4096)
+		for range 20 {
+			time.Sleep(time.Second)
+			if o := <-start(n, blockdev.Read, 0, b); o.err != nil {
+				t.Fatal(o.err)
+			}
+		}
+		if a := alive.Load(); a != 0 {
+			t.Error(a, "Keep Alives while busy")
+		}
+		time.Sleep(20 * time.Second)
+		if a := alive.Load(); a < 9 {
+			t.Error(a, "Keep Alives while idle")
 		}
 	})
 }
@@ -264,7 +300,7 @@ func TestConnectErrors(t *testing.T) {
 		"other on a queue":  {fail("io1 Connect", 99, 0), func(err error) bool { return errors.Is(err, ErrIdentity) }, 0},
 		"controller fatal":  {fail("admin Property Get CSTS", 2, 0), func(err error) bool { return strings.Contains(err.Error(), "fatal") }, 0},
 		"never ready":       {fail("admin Property Get CSTS", 0, 0), func(err error) bool { return strings.Contains(err.Error(), "CSTS.RDY") }, time.Second},
-		"no I/O queues":     {fail("admin Set Features", 0, nvme.StatusInvalidField), func(err error) bool { return errors.Is(err, nvme.StatusInvalidField) }, 0},
+		"no I/O queues":     {fail("admin Set Features", 0, nvme.StatusInvalidField), func(err error) bool { return strings.Contains(err.Error(), "asking for 2 I/O queues") }, 0},
 		"Connect times out": {func(ft *fakeTarget) { ft.blackhole() }, func(err error) bool { return strings.Contains(err.Error(), "no answer within 4s") }, 4 * time.Second},
 		"dial times out": {
 			func(ft *fakeTarget) { ft.onDial = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() } },

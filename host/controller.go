@@ -64,7 +64,7 @@ func Connect(ctx context.Context, cfg Config) (*Controller, error) {
 		happened: make(chan machineEvent), loopDone: make(chan struct{}), done: make(chan struct{}),
 		spaces: make(map[uint32]*Namespace),
 		machine: machine{
-			reconnectDelay: cfg.ReconnectDelay, ctrlLoss: cfg.CtrlLossTimeout, fastFail: cfg.FastIOFail,
+			hold: cfg.HoldWrites, reconnectDelay: cfg.ReconnectDelay, ctrlLoss: cfg.CtrlLossTimeout, fastFail: cfg.FastIOFail,
 		},
 	}
 	settled := make(chan struct{}) // live or dead
@@ -226,6 +226,12 @@ func (c *Controller) attempt(ctx context.Context) (err error) {
 		}
 	}()
 	a.keepAlive(c.traffic)
+	// Events are wanted from before the scan, or one could be missed; they are dealt with after it.
+	c.scanning.Lock()
+	defer c.scanning.Unlock()
+	if err := a.listen(ctx, func(ctx context.Context, e nvme.AsyncEvent) { c.controllerEvent(ctx, a, e) }); err != nil {
+		return err
+	}
 	queues := c.ioQueues()
 	want := c.cfg.NrIOQueues
 	if len(queues) > 0 {
@@ -242,12 +248,7 @@ func (c *Controller) attempt(ctx context.Context) (err error) {
 		return refusedf("only %d I/O queues of %d entries are left for %d", len(a.io), a.depth, len(queues))
 	}
 	c.setRetryDelays(a.id)
-	c.scanning.Lock()
-	defer c.scanning.Unlock()
 	if err := c.scan(ctx, a); err != nil {
-		return err
-	}
-	if err := a.listen(ctx, func(ctx context.Context, e nvme.AsyncEvent) { c.controllerEvent(ctx, a, e) }); err != nil {
 		return err
 	}
 	select { // do not call live what is lost already
@@ -264,7 +265,7 @@ func (c *Controller) attempt(ctx context.Context) (err error) {
 func sharers(queues, connected int) int { return (queues + connected - 1) / connected }
 
 // rangeBuffers is how many Dataset Management commands a queue has under way at most.
-const rangeBuffers = 2
+const rangeBuffers = 4
 
 // makeQueues makes n queues for outstanding commands each.
 func (c *Controller) makeQueues(n, outstanding int) error {
@@ -335,7 +336,7 @@ func (c *Controller) quiesce() {
 		q.hold()
 	}
 	a.close()
-	e := machineEvent{kind: evQuiesced, grace: graceTime(a.kato, a.trafficBased)}
+	e := machineEvent{kind: evQuiesced, grace: graceTime(a.kato, a.trafficBased, time.Duration(a.id.CQT)*time.Millisecond)}
 	for _, q := range queues {
 		if q.tookWrites() {
 			e.writes = true

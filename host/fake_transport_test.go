@@ -113,6 +113,18 @@ func (q *fakeQueue) complete(r *transport.Request) {
 	q.poke()
 }
 
+// performLater executes r after a while, unless the queue has given it up by then.
+func (q *fakeQueue) performLater(r *transport.Request, after time.Duration) {
+	time.AfterFunc(after, func() {
+		q.mu.Lock()
+		ours := q.under[r] && !q.closed
+		q.mu.Unlock()
+		if ours {
+			q.ctrl.perform(q, r)
+		}
+	})
+}
+
 func (q *fakeQueue) Poll(time.Duration) int {
 	q.mu.Lock()
 	s := q.submitted

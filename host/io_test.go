@@ -286,7 +286,7 @@ func TestCaseH37OutOfOrder(t *testing.T) {
 		ft.change(func() {
 			ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
 				if isIO(q, r) {
-					time.AfterFunc(time.Duration(rand.N(5000))*time.Microsecond, func() { q.ctrl.perform(q, r) })
+					q.performLater(r, time.Duration(rand.N(5000))*time.Microsecond)
 				}
 				return isIO(q, r)
 			}
@@ -310,6 +310,70 @@ func TestCaseH37OutOfOrder(t *testing.T) {
 	})
 }
 
+// Discards, which may take long and whose range buffers are few, do not keep others waiting.
+func TestManyDiscards(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1<<20, 1<<20)
+		ft.nvm = nvme.NVMController{DMSL: 64}
+		cfg := testConfig(ft)
+		cfg.NrIOQueues = 1
+		c := connect(t, cfg)
+		n, other := c.Namespaces()[0], c.Namespaces()[1]
+		b := lease(t, n, 4096)
+		ft.change(func() {
+			ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
+				if isIO(q, r, nvme.IODatasetManagement) {
+					q.performLater(r, time.Second)
+				}
+				return isIO(q, r, nvme.IODatasetManagement)
+			}
+		})
+		var ends []<-chan outcome
+		discard := func(n *Namespace) {
+			c := make(chan outcome, 1)
+			r := &blockdev.Request{Op: blockdev.Discard, Len: 1 << 17, Done: func(r *blockdev.Request) { c <- outcome{r.Err, time.Now()} }}
+			n.Queue(0).Submit(r)
+			n.Queue(0).Kick()
+			ends = append(ends, c)
+		}
+		begin := time.Now()
+		for range 5 {
+			discard(n)
+			discard(other)
+		}
+		for _, n := range []*Namespace{n, other} {
+			if o := <-start(n, blockdev.Read, 0, b); o.err != nil || !o.at.Equal(begin) {
+				t.Error(o.err, o.at.Sub(begin))
+			}
+		}
+		time.Sleep(1500 * time.Millisecond)
+		ft.cut() // with some under way and more waiting
+		for _, e := range ends {
+			if o := <-e; o.err != nil {
+				t.Error(o.err)
+			}
+		}
+		q := c.queues[0]
+		if len(q.ranges) != rangeBuffers || q.inFlight != 0 || n.queues[0].used+other.queues[0].used != 0 {
+			t.Error(len(q.ranges), q.inFlight)
+		}
+		for range 10 {
+			discard(other)
+		}
+		if err := other.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, e := range ends[10:] {
+			if o := <-e; o.err != nil && !errors.Is(o.err, blockdev.ErrClosed) {
+				t.Error(o.err)
+			}
+		}
+		if len(q.ranges) != rangeBuffers || q.backlog != nil {
+			t.Error("something is left")
+		}
+	})
+}
+
 // A namespace that floods the queue does not starve another.
 func TestNamespacesTakeTurns(t *testing.T) {
 	inTime(t, func(t *testing.T) {
@@ -322,7 +386,7 @@ func TestNamespacesTakeTurns(t *testing.T) {
 		ft.change(func() {
 			ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
 				if isIO(q, r) {
-					time.AfterFunc(time.Millisecond, func() { q.ctrl.perform(q, r) })
+					q.performLater(r, time.Millisecond)
 				}
 				return isIO(q, r)
 			}
@@ -354,7 +418,7 @@ func TestNamespaceClose(t *testing.T) {
 		ft.change(func() {
 			ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
 				if isIO(q, r) {
-					time.AfterFunc(time.Second, func() { q.ctrl.perform(q, r) })
+					q.performLater(r, time.Second)
 				}
 				return isIO(q, r)
 			}

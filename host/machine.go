@@ -105,6 +105,7 @@ type action struct {
 // what to do, in order.
 type machine struct {
 	state          State
+	hold           time.Duration // writes wait at first
 	reconnectDelay time.Duration
 	ctrlLoss       time.Duration // negative: never
 	fastFail       time.Duration // 0: never
@@ -127,6 +128,10 @@ func (m *machine) step(e machineEvent) []action {
 	case evStart:
 		if m.state == StateNew {
 			m.state = StateConnecting
+			if m.hold > 0 {
+				m.oldWrites = true
+				return append(m.attempt(), action{kind: doArm, timer: timerGrace, after: m.hold})
+			}
 			return m.attempt()
 		}
 	case evConnected:

@@ -119,8 +119,8 @@ func TestCaseH25NoResendBeforeTheOldPathIsDead(t *testing.T) {
 		cut := time.Now()
 		ft.cut()
 		synctest.Wait()
-		read := start(n, blockdev.Read, 8192, b3)
 		other := start(n, blockdev.Write, 8192, b2) // a new one must wait as well
+		read := start(n, blockdev.Read, 8192, b3)
 		if o := <-read; o.err != nil || o.at.Sub(cut) > 2*time.Second {
 			t.Error("read:", o.err, "after", o.at.Sub(cut))
 		}
@@ -373,6 +373,25 @@ func TestReconnectGivesUp(t *testing.T) {
 		<-c.Done()
 		if d := time.Since(cut); !errors.Is(o.err, blockdev.ErrLost) || !errors.Is(o.err, nvme.StatusConnectInvalidParameters) || d > 2*time.Second {
 			t.Error(o.err, "after", d)
+		}
+	})
+}
+
+// A process that died may have left writes under way; the one that takes over holds its own back.
+func TestHoldWrites(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		cfg := testConfig(ft)
+		cfg.HoldWrites = GraceTime(5 * time.Second)
+		begin := time.Now()
+		n := connect(t, cfg).Namespaces()[0]
+		b := lease(t, n, 4096)
+		w, r := start(n, blockdev.Write, 0, b), start(n, blockdev.Read, 0, b)
+		if o := <-r; o.err != nil || !o.at.Equal(begin) {
+			t.Error(o.err, o.at.Sub(begin))
+		}
+		if o := <-w; o.err != nil || o.at.Sub(begin) != cfg.HoldWrites {
+			t.Error(o.err, o.at.Sub(begin))
 		}
 	})
 }

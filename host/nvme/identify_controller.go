@@ -61,7 +61,8 @@ type IdentifyController struct {
 	PELS      uint32
 	DOMAINID  uint16
 	MEGCAP    Uint128
-	SQES      uint8 // minimum in 3:0, maximum in 7:4, powers of two
+	CQT       uint16 // command quiesce time after a lost connection, ms
+	SQES      uint8  // minimum in 3:0, maximum in 7:4, powers of two
 	CQES      uint8
 	MAXCMD    uint16 // 1-based; 0: not reported
 	NN        uint32 // highest valid namespace ID
@@ -229,6 +230,7 @@ func (c *IdentifyController) layout(l layout) {
 	l.u32(352, &c.PELS)
 	l.u16(356, &c.DOMAINID)
 	l.u128(368, &c.MEGCAP)
+	l.u16(386, &c.CQT)
 	l.u8(512, &c.SQES)
 	l.u8(513, &c.CQES)
 	l.u16(514, &c.MAXCMD)

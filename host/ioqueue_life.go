@@ -1,0 +1,158 @@
+package host
+
+import (
+	"slices"
+
+	"farblk/blockdev"
+	"farblk/transport"
+)
+
+// hold makes requests wait: the association is ending.
+func (io *ioQueue) hold() {
+	io.mu.Lock()
+	io.tq = nil
+	io.live.Store(nil)
+	io.mu.Unlock()
+}
+
+// tookWrites says, once, whether commands that write were lost with the association.
+func (io *ioQueue) tookWrites() bool {
+	io.mu.Lock()
+	defer io.mu.Unlock()
+	w := io.wrote
+	io.wrote = false
+	return w
+}
+
+// resume runs requests on tq with at most limit commands outstanding; without writes, those wait.
+func (io *ioQueue) resume(tq transport.Queue, limit int, writes bool) {
+	io.mu.Lock()
+	io.tq, io.limit, io.fail, io.holdWrites = tq, limit, nil, !writes
+	io.live.Store(&tq)
+	io.mu.Unlock()
+	if writes {
+		io.releaseWrites()
+	} else {
+		io.wake()
+	}
+}
+
+// releaseWrites ends the time in which commands that write wait.
+func (io *ioQueue) releaseWrites() {
+	io.mu.Lock()
+	io.holdWrites = false
+	for _, q := range io.queues {
+		if q.held.head != nil {
+			q.held.appendAll(&q.waiting) // they came first
+			q.waiting, q.held = q.held, requestList{}
+			q.enlist()
+		}
+	}
+	io.mu.Unlock()
+	io.wake()
+}
+
+// abandon fails every request that waits, and until resume every new one, with err. Requests that the
+// transport has end when it gives them back.
+func (io *ioQueue) abandon(err error) {
+	var list requestList
+	io.mu.Lock()
+	io.fail = err
+	for _, q := range io.queues {
+		io.abandonQueue(q, err, &list)
+	}
+	io.mu.Unlock()
+	list.deliver()
+}
+
+// abandonQueue fails what waits on q. io.mu is held.
+func (io *ioQueue) abandonQueue(q *nsQueue, err error, list *requestList) {
+	for at := &io.again; *at != nil; {
+		c := *at
+		if c.q != q {
+			at = &c.next
+			continue
+		}
+		*at = c.next
+		if r := io.finish(c, err); r != nil {
+			list.push(r)
+		}
+	}
+	q.held.appendAll(&q.discards)
+	q.held.appendAll(&q.waiting)
+	for q.held.head != nil {
+		r := q.held.pop()
+		if r.Err == nil {
+			r.Err = err
+		}
+		if r.Private.Pending--; r.Private.Pending == 0 {
+			list.push(r)
+		}
+	}
+	io.unlist(q)
+}
+
+// remove fails what waits on q, a queue of a closed namespace, and returns a channel that is closed when the
+// transport has none of its requests any more.
+func (io *ioQueue) remove(q *nsQueue) <-chan struct{} {
+	drained := make(chan struct{})
+	var list requestList
+	io.mu.Lock()
+	io.abandonQueue(q, blockdev.ErrClosed, &list)
+	io.queues = slices.DeleteFunc(io.queues, func(x *nsQueue) bool { return x == q })
+	if q.used == 0 {
+		close(drained)
+	} else {
+		q.drained = drained
+	}
+	io.mu.Unlock()
+	list.deliver()
+	return drained
+}
+
+// whenIdle returns a channel that is closed as soon as the transport has no request.
+func (io *ioQueue) whenIdle() <-chan struct{} {
+	io.mu.Lock()
+	defer io.mu.Unlock()
+	c := make(chan struct{})
+	if io.inFlight == 0 {
+		close(c)
+	} else if io.idle != nil {
+		return io.idle
+	} else {
+		io.idle = c
+	}
+	return c
+}
+
+// advanceClock counts a tick, sends what is due again, and says whether a command has been under way for at
+// least limit ticks.
+func (io *ioQueue) advanceClock(limit uint32) (late bool) {
+	io.mu.Lock()
+	io.now++
+	due := io.again != nil
+	if io.inFlight > 0 && io.tq != nil {
+		for i := range io.commands {
+			c := &io.commands[i]
+			if c.sent && io.now-c.tick >= limit {
+				late = true
+				break
+			}
+		}
+	}
+	io.mu.Unlock()
+	if due {
+		io.wake()
+	}
+	return late
+}
+
+// retryNow ends the pauses of commands that are to be sent again.
+func (io *ioQueue) retryNow() {
+	io.mu.Lock()
+	for c := io.again; c != nil; c = c.next {
+		c.tick = io.now
+	}
+	io.mu.Unlock()
+	io.wake()
+}
