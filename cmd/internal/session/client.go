@@ -112,7 +112,7 @@ func (d *StateDir) Disconnect(ctx context.Context, name string, force bool) erro
 	if errors.As(err, &busy) || errors.Is(err, context.Canceled) {
 		return err
 	}
-	if err != nil && alive(path) {
+	if err != nil && !ends(path, 200*time.Millisecond) {
 		if !force {
 			return fmt.Errorf("%s does not answer (%v): --force kills it", name, err)
 		}
