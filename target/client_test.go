@@ -113,7 +113,7 @@ type client struct {
 	depth int
 	cid   uint16
 	comps [64]verbs.Completion
-	done  map[uint16]nvme.Completion
+	done  map[uint16][]nvme.Completion
 	sent  int // sends without completion
 }
 
@@ -131,7 +131,7 @@ func dial(t testing.TB, addr verbs.Addr, qid uint16, depth int) (*client, error)
 	if err != nil {
 		return nil, err
 	}
-	c := &client{t: t, conn: conn, qid: qid, depth: depth, done: map[uint16]nvme.Completion{}}
+	c := &client{t: t, conn: conn, qid: qid, depth: depth, done: map[uint16][]nvme.Completion{}}
 	n := depth*(slotSize+64) + dataSize
 	c.mem, err = unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
@@ -201,7 +201,10 @@ func (c *client) send(cmd nvme.Command, inline []byte) uint16 {
 	return c.cid
 }
 
-var errLost = errors.New("connection lost")
+var (
+	errLost    = errors.New("connection lost")
+	errTimeout = errors.New("nothing came in time")
+)
 
 // poll takes what has come; it waits if nothing has.
 func (c *client) poll(deadline time.Time) error {
@@ -221,7 +224,7 @@ func (c *client) poll(deadline time.Time) error {
 			at := c.depth*slotSize + int(e.ID)*64
 			var cqe nvme.Completion
 			copy(cqe[:], c.mem[at:])
-			c.done[cqe.CID()] = cqe
+			c.done[cqe.CID()] = append(c.done[cqe.CID()], cqe)
 			c.postRecv(int(e.ID))
 		}
 		if n > 0 {
@@ -234,7 +237,7 @@ func (c *client) poll(deadline time.Time) error {
 			continue
 		}
 		if time.Now().After(deadline) {
-			return context.DeadlineExceeded
+			return errTimeout
 		}
 	}
 }
@@ -247,9 +250,9 @@ func (c *client) await(cid uint16) (nvme.Completion, error) {
 func (c *client) awaitFor(cid uint16, d time.Duration) (nvme.Completion, error) {
 	deadline := time.Now().Add(d)
 	for {
-		if cqe, ok := c.done[cid]; ok {
-			delete(c.done, cid)
-			return cqe, nil
+		if l := c.done[cid]; len(l) > 0 {
+			c.done[cid] = l[1:]
+			return l[0], nil
 		}
 		if err := c.poll(deadline); err != nil {
 			return nvme.Completion{}, err

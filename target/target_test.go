@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -324,7 +325,7 @@ func TestConnectRefusals(t *testing.T) {
 
 func waitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(limit); !ok(); runtime.Gosched() {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited %v for %s", limit, what)
 		}
