@@ -23,6 +23,8 @@ type MemoryConfig struct {
 	// Null moves no data and keeps none: for measuring everything else.
 	Null     bool
 	ReadOnly bool
+	// File keeps the content, so that it outlives the process; its size is set to Size. Nil keeps it in memory.
+	File     *os.File
 	ID, Name string
 }
 
@@ -71,8 +73,14 @@ func NewMemory(c MemoryConfig) (*Memory, error) {
 	}
 	m := &Memory{cfg: c, watchers: make(map[int]func(Info))}
 	var err error
-	if m.data, err = unix.Mmap(-1, 0, int(c.Size), unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err != nil {
+	fd, flags := -1, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE
+	if c.File != nil {
+		if err := c.File.Truncate(c.Size); err != nil {
+			return nil, fmt.Errorf("memory device: %w", err)
+		}
+		fd, flags = int(c.File.Fd()), unix.MAP_SHARED
+	}
+	if m.data, err = unix.Mmap(fd, 0, int(c.Size), unix.PROT_READ|unix.PROT_WRITE, flags); err != nil {
 		return nil, fmt.Errorf("memory device of %d bytes: %w", c.Size, os.NewSyscallError("mmap", err))
 	}
 	if m.pool, err = NewPool(c.PoolSize); err != nil {
@@ -182,24 +190,30 @@ func (m *Memory) perform(r *Request) {
 	case Write:
 		copy(m.data[r.Off:], r.Data)
 	case Discard, WriteZeroes:
-		r.Err = m.zero(r.Off, r.Len)
+		m.zero(r.Off, r.Len)
 	}
 }
 
 // zero gives whole pages back to the machine and clears the rest.
-func (m *Memory) zero(off, n int64) error {
+func (m *Memory) zero(off, n int64) {
 	b := m.data[off : off+n]
 	head := int(-uintptr(unsafe.Pointer(unsafe.SliceData(b))) % PageSize)
 	if head >= len(b) {
 		clear(b)
-		return nil
+		return
 	}
 	clear(b[:head])
 	b = b[head:]
 	whole := len(b) &^ (PageSize - 1)
 	clear(b[whole:])
 	if whole == 0 {
-		return nil
+		return
 	}
-	return os.NewSyscallError("madvise", unix.Madvise(b[:whole], unix.MADV_DONTNEED))
+	advice := unix.MADV_DONTNEED
+	if m.cfg.File != nil {
+		advice = unix.MADV_REMOVE
+	}
+	if err := unix.Madvise(b[:whole], advice); err != nil { // as on a file system that cannot punch holes
+		clear(b[:whole])
+	}
 }

@@ -46,6 +46,7 @@ type conn struct {
 	// run's own
 	in       receiver
 	started  bool // something was submitted since the last Poll or Kick
+	farewell bool // the client said that it leaves; to be read when run is done
 	waitMean time.Duration
 
 	mu        sync.Mutex
@@ -312,7 +313,7 @@ func (c *conn) waitFor(what want) error {
 		c.in.spare = b
 	case wantLarge:
 		select {
-		case c.export.large <- struct{}{}:
+		case c.pool.Collect() <- struct{}{}:
 			c.in.hasLarge = true
 		case <-c.ctx.Done():
 			return c.waitError(c.ctx.Err())

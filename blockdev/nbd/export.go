@@ -15,13 +15,10 @@ type export struct {
 	connections atomic.Int64 // ever made; chooses a queue
 	// maxPayload is the longest Read or Write in bytes: what is promised, or what the pool can hold twice.
 	maxPayload int
-	// large is the right to collect buffers for a Read of several: one at a time for all exports of a pool, or
-	// two could each hold half of it and wait for the other half.
-	large chan struct{}
 }
 
 func newExport(e Export) *export {
-	x := &export{Export: e, large: make(chan struct{}, 1)}
+	x := &export{Export: e}
 	x.maxPayload = max(blockdev.MaxLease, min(maxPayload, e.Device.Pool().Size()/2&^(blockdev.MaxLease-1)))
 	mine := func(i blockdev.Info) *blockdev.Info {
 		i.ReadOnly = i.ReadOnly || e.ReadOnly

@@ -18,7 +18,7 @@ const (
 	wantInput want = iota // bytes from the socket
 	wantSlot              // a free task
 	wantLease             // a buffer of receiver.leaseSize bytes
-	wantLarge             // the export's right to several buffers
+	wantLarge             // the pool's right to collect several buffers
 )
 
 var errMagic = errors.New("bad magic number before a request")
@@ -151,6 +151,7 @@ func (in *receiver) parse() (want, error) {
 				return 0, errMagic
 			}
 			if r.command == cmdDisc {
+				in.c.farewell = true
 				return 0, errDone
 			}
 			t := in.c.take()
@@ -359,7 +360,7 @@ func (in *receiver) splitRead() (w want, more bool) {
 		} else {
 			if !in.hasLarge {
 				select {
-				case c.export.large <- struct{}{}:
+				case c.pool.Collect() <- struct{}{}:
 				default:
 					return wantLarge, true
 				}
@@ -389,7 +390,7 @@ func (in *receiver) abandon() {
 	}
 	if in.hasLarge {
 		in.hasLarge = false
-		<-c.export.large
+		<-c.pool.Collect()
 	}
 	if t := in.refused; t != nil {
 		in.refused = nil

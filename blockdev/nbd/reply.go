@@ -160,7 +160,7 @@ func (c *conn) recycle(t *task) {
 	}
 	if h.large {
 		h.large = false
-		<-c.export.large
+		<-c.pool.Collect()
 	}
 	for t != nil {
 		more := t.more

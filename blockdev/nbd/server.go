@@ -85,11 +85,6 @@ func (s *Server) Add(e Export) error {
 		x.unwatch()
 		return fmt.Errorf("nbd: there is an export %q already", e.Name)
 	}
-	for _, o := range s.exports {
-		if o.Device.Pool() == x.Device.Pool() {
-			x.large = o.large
-		}
-	}
 	s.exports = append(s.exports, x)
 	return nil
 }
@@ -228,14 +223,19 @@ func (s *Server) admit(sock net.Conn) bool {
 	return true
 }
 
+// forget counts a socket out.
+func (s *Server) forget(sock net.Conn) {
+	s.mu.Lock()
+	delete(s.socks, sock)
+	s.mu.Unlock()
+	s.running.Done()
+}
+
 // serve runs an admitted connection to its end.
 func (s *Server) serve(sock net.Conn) (err error) {
 	defer func() {
 		sock.Close()
-		s.mu.Lock()
-		delete(s.socks, sock)
-		s.mu.Unlock()
-		s.running.Done()
+		s.forget(sock)
 	}()
 	if tcp, ok := sock.(*net.TCPConn); ok {
 		_ = tcp.SetNoDelay(true)

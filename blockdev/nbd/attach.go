@@ -1,0 +1,532 @@
+package nbd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"farblk/blockdev"
+)
+
+// AttachConfig describes an attachment to the kernel. Device is needed.
+type AttachConfig struct {
+	// Index is the N of /dev/nbdN; any free one if below 0.
+	Index  int
+	Device blockdev.Device
+	// ReadOnly refuses writes also to a device that takes them.
+	ReadOnly bool
+	// Connections is how many sockets the device has, which is also its number of hardware queues; as many as
+	// the device has queues, but at most one for each processor, if 0.
+	Connections int
+	// Identifier is kept by the kernel. A later Reattach must give the same; the device's ID if empty.
+	Identifier string
+	// RequestTimeout is how long a request may take before the kernel gives up its socket and, if there are
+	// several, sends it again on another, so that a write may happen twice. It must be well above the time
+	// after which the device itself fails requests; one hour if 0.
+	RequestTimeout time.Duration
+	// DeadTimeout is how long requests wait for a Reattach when this process is gone; two minutes if 0.
+	DeadTimeout time.Duration
+	// BusyTimeout is how long to wait for an index that is still being torn down; 2 s if 0.
+	BusyTimeout time.Duration
+	// LockDir is where a lock file tells other processes that this one looks after the device;
+	// /run/lock/farblk if empty.
+	LockDir string
+	Logger  *slog.Logger // nothing if nil
+}
+
+const (
+	identifierPrefix = "farblk:" // marks the devices that Stale may find
+	maxBlock         = 4096      // the kernel takes no block larger than its page
+	readyTimeout     = 5 * time.Second
+	pollInterval     = 5 * time.Millisecond // between looks at sysfs, which gives no events for these
+)
+
+func (c *AttachConfig) setDefaults() error {
+	if c.Device == nil {
+		return errors.New("nbd: attach: no device")
+	}
+	info := c.Device.Info()
+	if info.BlockSize > maxBlock {
+		return fmt.Errorf("nbd: attach: blocks of %d bytes are more than the kernel's NBD driver takes (%d)", info.BlockSize, maxBlock)
+	}
+	if c.Connections <= 0 {
+		c.Connections = min(c.Device.Queues(), runtime.NumCPU())
+	}
+	if c.Identifier == "" {
+		c.Identifier = info.ID
+	}
+	if c.RequestTimeout <= 0 {
+		c.RequestTimeout = time.Hour
+	}
+	if c.DeadTimeout <= 0 {
+		c.DeadTimeout = 2 * time.Minute
+	}
+	if c.BusyTimeout <= 0 {
+		c.BusyTimeout = 2 * time.Second
+	}
+	if c.LockDir == "" {
+		c.LockDir = defaultLockDir
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+// Attachment is a device that the kernel has as /dev/nbdN, served by this process.
+type Attachment struct {
+	Path  string // "/dev/nbdN"
+	Index int
+
+	cfg     AttachConfig
+	srv     *Server
+	export  *export
+	backend string
+	lock    *os.File      // nil if there could be none
+	retire  chan struct{} // closed: the thread that connected may end
+	named   chan struct{} // closed: Path and Index are set
+
+	detaching sync.Mutex // one Detach at a time; taken before mu
+
+	mu       sync.Mutex // one netlink command of this index at a time; never taken on the data path
+	detached bool
+	size     int64 // what the kernel was told
+	resize   chan struct{}
+	unwatch  func()
+	stop     chan struct{}
+	running  sync.WaitGroup
+}
+
+// Attach gives c.Device to the kernel, and returns when /dev/nbdN can be opened and has its size. On an error
+// the kernel's device is as it was. Errors: ErrNoModule, ErrNotRoot, *BusyError, ctx's.
+func Attach(ctx context.Context, c AttachConfig) (*Attachment, error) {
+	if err := c.setDefaults(); err != nil {
+		return nil, err
+	}
+	if err := loadModule(ctx); err != nil {
+		return nil, fmt.Errorf("nbd: attach: %w", err)
+	}
+	if c.Index >= 0 {
+		if err := waitFree(ctx, c.Index, c.BusyTimeout); err != nil {
+			return nil, fmt.Errorf("nbd: attach: %w", err)
+		}
+	}
+	a, err := newAttachment(c)
+	if err != nil {
+		return nil, err
+	}
+	ours, theirs, err := socketPairs(c.Connections)
+	if err != nil {
+		a.discard()
+		return nil, err
+	}
+	for i, sock := range ours {
+		a.serve(sock, i)
+	}
+	info := a.export.info.Load()
+	err = a.connect(ctx, kernelSettings{
+		index: c.Index, size: info.Size, blockSize: info.BlockSize, flags: a.export.flags(false),
+		timeout: c.RequestTimeout, deadTimeout: c.DeadTimeout, fds: descriptors(theirs), backend: a.backend,
+	}, theirs)
+	if err != nil {
+		a.discard()
+		return nil, fmt.Errorf("nbd: attach: %w", err)
+	}
+	a.size = info.Size
+	if err = a.begin(ctx); err != nil {
+		detachCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyTimeout)
+		defer cancel()
+		return nil, errors.Join(fmt.Errorf("nbd: attach: %w", err), a.Detach(detachCtx, true))
+	}
+	return a, nil
+}
+
+// Reattach takes over /dev/nbd<c.Index>, whose process is gone, while its requests wait for DeadTimeout. The
+// identifier must be the one it was attached with. Connections is ignored: it has as many as before.
+func Reattach(ctx context.Context, c AttachConfig) (*Attachment, error) {
+	if err := c.setDefaults(); err != nil {
+		return nil, err
+	}
+	state := readState(c.Index)
+	switch {
+	case !state.connected:
+		return nil, fmt.Errorf("nbd: reattach: %s is not connected", devPath(c.Index))
+	case state.backend != identifierPrefix+c.Identifier:
+		return nil, fmt.Errorf("nbd: reattach: %s is connected to %q, not to %q", devPath(c.Index), state.backend, identifierPrefix+c.Identifier)
+	}
+	a, err := newAttachment(c)
+	if err != nil {
+		return nil, err
+	}
+	a.setIndex(c.Index)
+	if a.lock, err = lockIndex(ctx, c.LockDir, c.Index, 0); err != nil {
+		a.discard()
+		return nil, fmt.Errorf("nbd: reattach: another process looks after %s: %w", devPath(c.Index), err)
+	}
+	info := a.export.info.Load()
+	a.size = info.Size
+	replaceCtx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	if err := a.replace(replaceCtx, max(1, state.queues), info.Size); err != nil {
+		a.discard()
+		return nil, fmt.Errorf("nbd: reattach: %w", err)
+	}
+	if err := a.begin(ctx); err != nil {
+		a.discard()
+		return nil, fmt.Errorf("nbd: reattach: %w", err)
+	}
+	return a, nil
+}
+
+func newAttachment(c AttachConfig) (*Attachment, error) {
+	a := &Attachment{
+		cfg: c, backend: identifierPrefix + c.Identifier,
+		srv:    NewServer(Config{MaxConnections: 4 * 1024, Logger: c.Logger}),
+		retire: make(chan struct{}), named: make(chan struct{}), stop: make(chan struct{}), resize: make(chan struct{}, 1),
+	}
+	if err := a.srv.Add(Export{Name: c.Identifier, Device: c.Device, ReadOnly: c.ReadOnly}); err != nil {
+		return nil, err
+	}
+	a.export = a.srv.lookup(c.Identifier)
+	return a, nil
+}
+
+func (a *Attachment) setIndex(i int) {
+	a.Index, a.Path = i, devPath(i)
+	close(a.named)
+}
+
+// discard ends this process's part, and leaves the kernel's, if there is one.
+func (a *Attachment) discard() {
+	close(a.retire)
+	close(a.stop)
+	_ = a.srv.Close()
+	a.running.Wait()
+	if a.lock != nil {
+		a.lock.Close()
+	}
+}
+
+// socketPairs makes n pairs of connected sockets: our ends, and the kernel's.
+func socketPairs(n int) (ours []net.Conn, theirs []*os.File, err error) {
+	for range n {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			theirs = append(theirs, os.NewFile(uintptr(fds[1]), "nbd"))
+			for _, fd := range fds { // room for a few long requests; a wish
+				_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 4<<20)
+			}
+			f := os.NewFile(uintptr(fds[0]), "nbd")
+			var c net.Conn
+			if c, err = net.FileConn(f); err == nil {
+				ours = append(ours, c)
+			}
+			f.Close()
+		}
+		if err != nil {
+			closeAll(theirs)
+			for _, c := range ours {
+				c.Close()
+			}
+			return nil, nil, fmt.Errorf("nbd: socket pair: %w", err)
+		}
+	}
+	return ours, theirs, nil
+}
+
+func descriptors(files []*os.File) (fds []int) {
+	for _, f := range files {
+		fds = append(fds, int(f.Fd()))
+	}
+	return fds
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// serve answers the kernel on one socket. When the kernel has given the socket up, which it does after
+// RequestTimeout, it gets a new one, after all that came in on the old one is done with.
+func (a *Attachment) serve(sock net.Conn, number int) {
+	if !a.srv.admit(sock) {
+		return
+	}
+	a.running.Go(func() {
+		err := func() error {
+			defer func() {
+				sock.Close()
+				a.srv.forget(sock)
+			}()
+			c, err := newConn(a.srv, sock, agreed{export: a.export}, number)
+			if err != nil {
+				return err
+			}
+			a.srv.transmit(c)
+			if c.farewell {
+				return nil
+			}
+			return io.ErrUnexpectedEOF
+		}()
+		select {
+		case <-a.stop:
+			return
+		default:
+		}
+		select {
+		case <-a.named:
+		default: // the kernel never had it
+			return
+		}
+		if err == nil {
+			a.cfg.Logger.Info("nbd: the kernel disconnected", "device", a.Path)
+			return
+		}
+		a.cfg.Logger.Warn("nbd: the kernel gave up a socket; giving it a new one", "device", a.Path)
+		ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
+		defer cancel()
+		if err := a.replace(ctx, 1, 0); err != nil && !errors.Is(err, net.ErrClosed) {
+			a.cfg.Logger.Error("nbd: the kernel took no new socket", "device", a.Path, "err", err)
+		}
+	})
+}
+
+// connect has the kernel make the device, on a thread that lives as long as the attachment: its number is what
+// the kernel shows as the device's owner. It closes theirs when the kernel has them.
+func (a *Attachment) connect(ctx context.Context, k kernelSettings, theirs []*os.File) error {
+	type answer struct {
+		index int
+		err   error
+	}
+	got := make(chan answer, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+		end := time.Now().Add(a.cfg.BusyTimeout)
+		for {
+			index, err := kernelCall(nlConnect, k)
+			// Somebody who looks into a free device makes it busy for a moment.
+			if errors.Is(err, unix.EBUSY) && time.Now().Before(end) && !readState(k.index).connected {
+				time.Sleep(pollInterval)
+				continue
+			}
+			closeAll(theirs)
+			got <- answer{index, err}
+			break
+		}
+		<-a.retire
+	}()
+	var r answer
+	select {
+	case r = <-got:
+	case <-ctx.Done():
+		// The kernel cannot be interrupted. What it makes is taken apart by whoever gets the answer.
+		go func() {
+			if r := <-got; r.err == nil {
+				_, _ = kernelCall(nlDisconnect, kernelSettings{index: r.index, backend: k.backend})
+			}
+		}()
+		return ctx.Err()
+	}
+	switch {
+	case errors.Is(r.err, unix.EBUSY):
+		s := readState(k.index)
+		return &BusyError{Index: k.index, PID: s.pid, Backend: s.backend}
+	case r.err != nil && k.index >= 0:
+		return fmt.Errorf("connect %s: %w", devPath(k.index), r.err)
+	case r.err != nil:
+		return fmt.Errorf("connect: %w", r.err)
+	}
+	a.setIndex(r.index)
+	return nil
+}
+
+// begin waits until the device is ready, and starts to look after it.
+func (a *Attachment) begin(ctx context.Context) error {
+	if a.lock == nil {
+		var err error
+		if a.lock, err = lockIndex(ctx, a.cfg.LockDir, a.Index, a.cfg.BusyTimeout); err != nil {
+			a.cfg.Logger.Warn("nbd: no lock file; other processes may take the device for a left-over", "device", a.Path, "err", err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	if err := a.waitReady(ctx); err != nil {
+		return err
+	}
+	a.running.Go(a.follow)
+	a.unwatch = a.export.Device.Watch(func(blockdev.Info) {
+		select {
+		case a.resize <- struct{}{}:
+		default:
+		}
+	})
+	a.resize <- struct{}{} // it may have changed since
+	return nil
+}
+
+// waitReady waits until the device can be opened and has its size, then has its partitions looked for.
+func (a *Attachment) waitReady(ctx context.Context) error {
+	for {
+		f, err := openDevice(a.Index, os.O_RDONLY)
+		if err == nil {
+			var size int64
+			size, err = f.Seek(0, io.SeekEnd)
+			if err == nil && size == a.size {
+				_ = unix.IoctlSetInt(int(f.Fd()), unix.BLKRRPART, 0) // busy if somebody else does, who will find them
+				return f.Close()
+			}
+			f.Close()
+			if err == nil {
+				err = fmt.Errorf("%s has %d bytes, not %d", a.Path, size, a.size)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not ready: %w", a.Path, err)
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+// follow tells the kernel about changes of the size.
+func (a *Attachment) follow() {
+	for {
+		select {
+		case <-a.stop:
+			return
+		case <-a.resize:
+		}
+		if err := a.setSize(a.export.Device.Info().Size); err != nil {
+			a.cfg.Logger.Error("nbd: the kernel does not take the new size", "device", a.Path, "err", err)
+		}
+	}
+}
+
+func (a *Attachment) setSize(size int64) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.detached || size == a.size {
+		return nil
+	}
+	if _, err := kernelCall(nlReconfigure, kernelSettings{index: a.Index, size: size, backend: a.backend}); err != nil {
+		return err
+	}
+	if got := readState(a.Index).size; got != size {
+		return fmt.Errorf("it has %d bytes, not %d", got, size)
+	}
+	a.size = size
+	a.cfg.Logger.Info("nbd: size changed", "device", a.Path, "size", size)
+	return nil
+}
+
+// replace gives the kernel n new sockets in place of n that are dead, and waits until it took them: it notices
+// that a socket is dead only after its end is closed.
+func (a *Attachment) replace(ctx context.Context, n int, size int64) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for number := 0; number < n; {
+		if a.detached {
+			return net.ErrClosed
+		}
+		ours, theirs, err := socketPairs(1)
+		if err != nil {
+			return err
+		}
+		_, err = kernelCall(nlReconfigure, kernelSettings{
+			index: a.Index, size: size, backend: a.backend, fds: descriptors(theirs),
+			timeout: a.cfg.RequestTimeout, deadTimeout: a.cfg.DeadTimeout,
+		})
+		closeAll(theirs)
+		if err == nil && peerAlive(ours[0]) {
+			a.serve(ours[0], number)
+			number++
+			continue
+		}
+		ours[0].Close()
+		if err != nil {
+			return fmt.Errorf("reconfigure %s: %w", a.Path, err)
+		}
+		select { // no dead socket yet, or no more of them
+		case <-ctx.Done():
+			return fmt.Errorf("%s has other sockets that still live: %w", a.Path, ctx.Err())
+		case <-time.After(pollInterval):
+		}
+	}
+	return nil
+}
+
+// peerAlive says whether the other end of a socket pair is still open somewhere.
+func peerAlive(c net.Conn) bool {
+	raw, err := rawConn(c)
+	if err != nil {
+		return false
+	}
+	alive := false
+	_ = raw.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}}
+		n, err := unix.Poll(p, 0)
+		alive = err == nil && (n == 0 || p[0].Revents&(unix.POLLHUP|unix.POLLRDHUP) == 0)
+	})
+	return alive
+}
+
+// waitFree waits until index has no user, not even one that is just leaving.
+func waitFree(ctx context.Context, index int, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for {
+		s := readState(index)
+		if !s.connected && s.size == 0 {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			if s.connected {
+				return &BusyError{Index: index, PID: s.pid, Backend: s.backend}
+			}
+			return &BusyError{Index: index, Holders: holders(index, -1)}
+		case <-time.After(pollInterval):
+		}
+	}
+}
+
+const defaultLockDir = "/run/lock/farblk"
+
+// lockIndex takes the lock file of an index, which is held as long as the file is open. It waits for timeout.
+func lockIndex(ctx context.Context, dir string, index int, timeout time.Duration) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "nbd"+strconv.Itoa(index)+".lock"), os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(timeout); ; {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) || ctx.Err() != nil {
+			f.Close()
+			return nil, fmt.Errorf("%s: %w", f.Name(), err)
+		}
+		time.Sleep(pollInterval)
+	}
+}
+
+// ownIdentifier says whether an identifier was given by Attach, and gives the caller's part.
+func ownIdentifier(backend string) (string, bool) {
+	return strings.CutPrefix(backend, identifierPrefix)
+}

@@ -1,0 +1,482 @@
+package nbd
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"farblk/blockdev"
+)
+
+// The tests of this file change this machine's block devices: they run in a virtual machine that says so.
+const kernelTests = "FARBLK_NBD_KERNEL"
+
+func needKernel(t *testing.T) context.Context {
+	t.Helper()
+	if os.Getenv(kernelTests) == "" {
+		t.Skip("needs a machine of its own, with a kernel that has NBD: scripts/vm/tests/06-nbd-attach.sh")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func memory(t testing.TB, c blockdev.MemoryConfig) *blockdev.Memory {
+	t.Helper()
+	if c.PoolSize == 0 {
+		c.PoolSize = 16 << 20
+	}
+	d, err := blockdev.NewMemory(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if n := d.Pool().Leased(); n != 0 {
+			t.Errorf("%d bytes are still leased", n)
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+func attach(t *testing.T, ctx context.Context, c AttachConfig) *Attachment {
+	t.Helper()
+	a, err := Attach(ctx, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // a test that fails half-way must not disturb the next
+		if err := a.Detach(ctx, true); err != nil {
+			t.Error(err)
+		}
+	})
+	return a
+}
+
+func detach(t *testing.T, ctx context.Context, a *Attachment) {
+	t.Helper()
+	if err := a.Detach(ctx, false); err != nil {
+		t.Fatal(err)
+	}
+	if s := readState(a.Index); s.connected || s.size != 0 {
+		t.Errorf("%s after Detach: %+v", a.Path, s)
+	}
+}
+
+func command(t *testing.T, ctx context.Context, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(ctx, name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+	}
+	return string(out)
+}
+
+func fio(t *testing.T, ctx context.Context, path string, args ...string) {
+	t.Helper()
+	command(t, ctx, "fio", append([]string{"--name=verify", "--filename=" + path, "--direct=1", "--ioengine=libaio",
+		"--iodepth=32", "--verify=crc32c", "--verify_state_save=0", "--minimal", "--verify_fatal=1"}, args...)...)
+}
+
+func TestKernelVerify(t *testing.T) {
+	ctx := needKernel(t)
+	for _, c := range []struct{ block, queues, connections int }{{512, 1, 1}, {4096, 2, 2}} {
+		t.Run(fmt.Sprintf("blocks of %d", c.block), func(t *testing.T) {
+			d := memory(t, blockdev.MemoryConfig{Size: 64 << 20, BlockSize: c.block, Queues: c.queues})
+			a := attach(t, ctx, AttachConfig{Index: -1, Device: d, Connections: c.connections})
+			if s := readState(a.Index); s.queues != c.connections || s.size != 64<<20 || s.backend != "farblk:memory" {
+				t.Errorf("%+v", s)
+			}
+			fio(t, ctx, a.Path, "--rw=randwrite", fmt.Sprintf("--bsrange=%d-1m", c.block), fmt.Sprintf("--blockalign=%d", c.block),
+				"--size=48m", "--io_size=32m")
+			fio(t, ctx, a.Path, "--rw=write", "--bs=128k", "--size=48m", "--fsync=16")
+			if d.Count(blockdev.Flush) == 0 {
+				t.Error("fsync did not reach the device as a flush")
+			}
+			before := d.Count(blockdev.Discard)
+			command(t, ctx, "blkdiscard", a.Path)
+			if d.Count(blockdev.Discard) == before {
+				t.Error("blkdiscard did not reach the device")
+			}
+			command(t, ctx, "blkdiscard", "-z", a.Path)
+			detach(t, ctx, a)
+			if err := a.Detach(ctx, false); err != nil {
+				t.Errorf("second Detach: %v", err)
+			}
+		})
+	}
+}
+
+// TestCaseE13Size checks a size at which 32 bits of blocks are not enough, to the last byte.
+func TestCaseE13Size(t *testing.T) {
+	ctx := needKernel(t)
+	const size = 10 << 40
+	d := memory(t, blockdev.MemoryConfig{Size: size, BlockSize: 4096})
+	a := attach(t, ctx, AttachConfig{Index: -1, Device: d})
+	f, err := os.OpenFile(a.Path, os.O_RDWR|unix.O_DIRECT, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if end, err := f.Seek(0, io.SeekEnd); err != nil || end != size {
+		t.Errorf("size %d, %v", end, err)
+	}
+	page := aligned(4096)
+	fillRandom(page)
+	if _, err := f.WriteAt(page, size-4096); err != nil {
+		t.Fatal(err)
+	}
+	back := aligned(4096)
+	if _, err := f.ReadAt(back, size-4096); err != nil || !bytes.Equal(page, back) {
+		t.Errorf("the last block came back different (%v)", err)
+	}
+	f.Close()
+	detach(t, ctx, a)
+}
+
+func aligned(n int) []byte {
+	b := make([]byte, n+4096)
+	return b[-uintptr(unsafe.Pointer(unsafe.SliceData(b)))&4095:][:n]
+}
+
+func fillRandom(b []byte) {
+	for i := range b {
+		b[i] = byte(rand.Uint32())
+	}
+}
+
+// TestCaseE15Busy tries to attach where somebody is, and to detach while somebody is there.
+func TestCaseE15Busy(t *testing.T) {
+	ctx := needKernel(t)
+	d := memory(t, blockdev.MemoryConfig{Size: 32 << 20})
+	a := attach(t, ctx, AttachConfig{Index: -1, Device: d, Identifier: "first"})
+	begin := time.Now()
+	_, err := Attach(ctx, AttachConfig{Index: a.Index, Device: d, Identifier: "second"})
+	var busy *BusyError
+	if !errors.As(err, &busy) || busy.PID == 0 || busy.Backend != "farblk:first" || !errors.Is(err, unix.EBUSY) {
+		t.Errorf("attaching over it: %v", err)
+	}
+	if d := time.Since(begin); d > 4*time.Second {
+		t.Errorf("that took %v to find out", d)
+	}
+
+	f, err := os.Open(a.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = a.Detach(ctx, false)
+	if !errors.As(err, &busy) || len(busy.Holders) != 1 || busy.Holders[0].PID != os.Getpid() {
+		t.Errorf("detaching what is open: %v", err)
+	}
+	f.Close()
+
+	command(t, ctx, "mkfs.ext4", "-q", a.Path)
+	dir := t.TempDir()
+	command(t, ctx, "mount", a.Path, dir)
+	err = a.Detach(ctx, false)
+	if !errors.As(err, &busy) || !strings.Contains(err.Error(), a.Path+" is mounted on "+dir) {
+		t.Errorf("detaching what is mounted: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "still"), []byte("there"), 0o600); err != nil {
+		t.Errorf("the refused Detach did harm: %v", err)
+	}
+	command(t, ctx, "umount", dir)
+
+	fio(t, ctx, a.Path, "--rw=randwrite", "--bs=4k", "--size=8m")
+	f, err = os.Open(a.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := a.Detach(ctx, true); err != nil {
+		t.Errorf("detaching what is open, by force: %v", err)
+	}
+	if _, err := f.Read(make([]byte, 4096)); err == nil {
+		t.Error("a detached device was read")
+	}
+}
+
+// TestCaseE05Churn attaches and detaches one index again and again, and once nothing is left.
+func TestCaseE05Churn(t *testing.T) {
+	ctx := needKernel(t)
+	d := memory(t, blockdev.MemoryConfig{Size: 8 << 20})
+	for range 20 {
+		a := attach(t, ctx, AttachConfig{Index: 3, Device: d})
+		if a.Path != "/dev/nbd3" {
+			t.Fatalf("path %q", a.Path)
+		}
+		detach(t, ctx, a)
+	}
+}
+
+// TestCaseE21Resize changes the size of an attached device, both ways.
+func TestCaseE21Resize(t *testing.T) {
+	ctx := needKernel(t)
+	d := memory(t, blockdev.MemoryConfig{Size: 64 << 20})
+	if err := d.Resize(8 << 20); err != nil {
+		t.Fatal(err)
+	}
+	a := attach(t, ctx, AttachConfig{Index: -1, Device: d})
+	for _, size := range []int64{64 << 20, 16 << 20} {
+		if err := d.Resize(size); err != nil {
+			t.Fatal(err)
+		}
+		for readState(a.Index).size != size {
+			if ctx.Err() != nil {
+				t.Fatalf("the size is %d, not %d", readState(a.Index).size, size)
+			}
+			time.Sleep(time.Millisecond) // sysfs gives no event
+		}
+	}
+	detach(t, ctx, a)
+}
+
+func TestKernelPartitions(t *testing.T) {
+	ctx := needKernel(t)
+	d := memory(t, blockdev.MemoryConfig{Size: 32 << 20})
+	a := attach(t, ctx, AttachConfig{Index: -1, Device: d})
+	c := exec.CommandContext(ctx, "sfdisk", "-q", "--no-reread", "--no-tell-kernel", a.Path)
+	c.Stdin = strings.NewReader("label: gpt\n,8M\n,8M\n")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("sfdisk: %v\n%s", err, out)
+	}
+	detach(t, ctx, a)
+	a = attach(t, ctx, AttachConfig{Index: a.Index, Device: d})
+	if p := partitions(a.Index); len(p) != 2 {
+		t.Errorf("partitions after attach: %v", p)
+	}
+	detach(t, ctx, a)
+	if p := partitions(a.Index); len(p) != 0 {
+		t.Errorf("partitions after detach: %v", p)
+	}
+}
+
+func TestKernelReadOnly(t *testing.T) {
+	ctx := needKernel(t)
+	a := attach(t, ctx, AttachConfig{Index: -1, ReadOnly: true, Device: memory(t, blockdev.MemoryConfig{Size: 8 << 20})})
+	if got := strings.TrimSpace(command(t, ctx, "blockdev", "--getro", a.Path)); got != "1" {
+		t.Errorf("read-only is %s", got)
+	}
+	detach(t, ctx, a)
+}
+
+// owner is a process of its own that attaches a device kept in a file.
+type owner struct {
+	*exec.Cmd
+	index int
+}
+
+const ownerFile = "FARBLK_NBD_OWNER_FILE"
+
+func startOwner(t *testing.T, file string) *owner {
+	t.Helper()
+	o := &owner{Cmd: exec.Command(os.Args[0], "-test.run=^TestOwnerProcess$")}
+	o.Env = append(os.Environ(), ownerFile+"="+file)
+	o.Stderr = os.Stderr
+	out, err := o.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = o.Process.Kill(); _ = o.Wait() })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if n, _ := fmt.Sscanf(line, "nbd %d", &o.index); n != 1 {
+		t.Fatalf("the owner said %q (%v)", line, err)
+	}
+	return o
+}
+
+func fileDevice(t testing.TB, path string) *blockdev.Memory {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	return memory(t, blockdev.MemoryConfig{Size: 64 << 20, Queues: 2, File: f, ID: "kept"})
+}
+
+// TestOwnerProcess is not a test but the other process: it attaches, says where, and lives until it is killed.
+func TestOwnerProcess(t *testing.T) {
+	path := os.Getenv(ownerFile)
+	if path == "" {
+		t.Skip("only as a child of other tests")
+	}
+	a, err := Attach(context.Background(), AttachConfig{Index: -1, Device: fileDevice(t, path), Connections: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Printf("nbd %d\n", a.Index)
+	select {}
+}
+
+// TestCaseE08Recovery kills the owner of a device under load, and takes over: no error, no write lost.
+func TestCaseE08Recovery(t *testing.T) {
+	ctx := needKernel(t)
+	path := filepath.Join(t.TempDir(), "data")
+	o := startOwner(t, path)
+	load := exec.CommandContext(ctx, "fio", "--name=verify", "--filename="+devPath(o.index), "--direct=1", "--ioengine=libaio",
+		"--iodepth=16", "--rw=randwrite", "--bs=4k", "--size=32m", "--io_size=96m", "--verify=crc32c", "--verify_state_save=0", "--verify_fatal=1", "--minimal")
+	var out bytes.Buffer
+	load.Stdout, load.Stderr = &out, &out
+	if err := load.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for begin := inflight(t, o.index); inflight(t, o.index) < begin+2000; { // under load
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := Reattach(ctx, AttachConfig{Index: o.index, Device: memory(t, blockdev.MemoryConfig{Size: 1 << 20})}); err == nil {
+		t.Error("a device was taken over with another identifier")
+	}
+	if err := o.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = o.Wait()
+	stale, err := Stale("")
+	if err != nil || len(stale) != 1 || stale[0].Index != o.index || stale[0].Identifier != "kept" {
+		t.Errorf("left over: %+v, %v", stale, err)
+	}
+	a, err := Reattach(ctx, AttachConfig{Index: o.index, Device: fileDevice(t, path)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Detach(ctx, true) })
+	if err := load.Wait(); err != nil {
+		t.Errorf("fio: %v\n%s", err, out.String())
+	}
+	if stale, err := Stale(""); err != nil || len(stale) != 0 {
+		t.Errorf("left over after it was taken over: %+v, %v", stale, err)
+	}
+	detach(t, ctx, a)
+}
+
+// inflight counts the writes that a device has completed (Documentation/block/stat.rst, field 5).
+func inflight(t *testing.T, index int) (n int64) {
+	b, err := os.ReadFile(sysPath(index, "stat"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = fmt.Sscan(strings.Fields(string(b))[4], &n)
+	return n
+}
+
+// TestCaseE17Stale removes what a killed process left behind.
+func TestCaseE17Stale(t *testing.T) {
+	ctx := needKernel(t)
+	o := startOwner(t, filepath.Join(t.TempDir(), "data"))
+	if stale, err := Stale(""); err != nil || len(stale) != 0 {
+		t.Errorf("left over while the owner lives: %+v, %v", stale, err)
+	}
+	_ = o.Process.Kill()
+	_ = o.Wait()
+	stale, err := Stale("")
+	if err != nil || len(stale) != 1 {
+		t.Fatalf("left over: %+v, %v", stale, err)
+	}
+	f, err := os.Open(stale[0].Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var busy *BusyError
+	if err := DetachIndex(ctx, stale[0].Index, false); !errors.As(err, &busy) {
+		t.Errorf("removing a left-over that is open: %v", err)
+	}
+	f.Close()
+	if err := DetachIndex(ctx, stale[0].Index, false); err != nil {
+		t.Error(err)
+	}
+	if s := readState(o.index); s.connected || s.size != 0 {
+		t.Errorf("after its removal: %+v", s)
+	}
+}
+
+// TestCaseE02Stop stops and continues the owner of a device under load.
+func TestCaseE02Stop(t *testing.T) {
+	ctx := needKernel(t)
+	o := startOwner(t, filepath.Join(t.TempDir(), "data"))
+	done := make(chan string, 1)
+	go func() {
+		out, err := exec.CommandContext(ctx, "fio", "--name=v", "--filename="+devPath(o.index), "--direct=1", "--ioengine=libaio", "--iodepth=8",
+			"--rw=randwrite", "--bs=4k", "--size=16m", "--verify=crc32c", "--verify_state_save=0", "--minimal").CombinedOutput()
+		if err != nil {
+			done <- fmt.Sprintf("%v\n%s", err, out)
+		}
+		close(done)
+	}()
+	for range 5 {
+		_ = o.Process.Signal(syscall.SIGSTOP)
+		time.Sleep(50 * time.Millisecond)
+		_ = o.Process.Signal(syscall.SIGCONT)
+		time.Sleep(50 * time.Millisecond)
+	}
+	if s := <-done; s != "" {
+		t.Error(s)
+	}
+	_ = o.Process.Kill()
+	_ = o.Wait()
+	if err := DetachIndex(ctx, o.index, false); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestKernelNotRoot runs itself as nobody.
+func TestKernelNotRoot(t *testing.T) {
+	ctx := needKernel(t)
+	d := memory(t, blockdev.MemoryConfig{Size: 8 << 20})
+	if os.Getuid() != 0 {
+		_, err := Attach(ctx, AttachConfig{Index: -1, Device: d})
+		if !errors.Is(err, ErrNotRoot) {
+			t.Errorf("%v", err)
+		}
+		return
+	}
+	if err := loadModule(ctx); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestKernelNotRoot$", "-test.v")
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	c.Dir = "/"
+	out, err := c.CombinedOutput()
+	if err != nil || !bytes.Contains(out, []byte("--- PASS")) {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestKernelWithoutModule has neither the kernel nor this process find modprobe.
+func TestKernelWithoutModule(t *testing.T) {
+	ctx := needKernel(t)
+	_ = exec.CommandContext(ctx, "rmmod", "nbd").Run()
+	if hasFamily() {
+		t.Fatal("the module cannot be removed: something is left")
+	}
+	old, err := os.ReadFile("/proc/sys/kernel/modprobe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte("/bin/false"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.WriteFile("/proc/sys/kernel/modprobe", old, 0o600) }()
+	t.Setenv("PATH", t.TempDir())
+	_, err = Attach(ctx, AttachConfig{Index: -1, Device: memory(t, blockdev.MemoryConfig{Size: 8 << 20})})
+	if !errors.Is(err, ErrNoModule) || !strings.Contains(err.Error(), "modprobe nbd") {
+		t.Errorf("%v", err)
+	}
+}

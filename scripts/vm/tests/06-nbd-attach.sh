@@ -1,0 +1,17 @@
+# shellcheck shell=bash
+# needs: bin/nbd.test
+# limit: 400
+# Package nbd's own tests of the kernel attach: fio with verification on a memory device, sizes, busy devices, resize,
+# partitions, a killed and a stopped owner, left-over devices, and the errors of a machine that cannot.
+# shellcheck source=scripts/vm/assert.sh
+. "${BASH_SOURCE[0]%/*}/../assert.sh"
+
+log=/out/nbd-attach.log
+if FARBLK_NBD_KERNEL=1 /job/nbd.test -test.v -test.timeout 380s -test.run '^(TestKernel|TestCaseE)' >"$log" 2>&1; then
+  ok "the tests of the kernel attach pass"
+else
+  fail "the tests of the kernel attach pass" "$(grep -E -A 12 '^ *--- FAIL|^panic|^fatal' "$log" | head -n 60; tail -n 5 "$log")"
+fi
+at_least "tests that passed" 14 "$(grep -c -- '^ *--- PASS' "$log")"
+is "none was skipped" 0 "$(grep -c -- '--- SKIP' "$log")"
+is "no device is left connected" 0 "$(find /sys/block/nbd*/pid 2>/dev/null | wc -l)"
