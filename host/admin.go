@@ -126,7 +126,8 @@ func (s *adminSlot) call(ctx context.Context, tq transport.Queue, timeout time.D
 	}
 	s.tr.Command, s.tr.Data, s.tr.Direction = *cmd, buf, dir
 	s.state.Store(slotPending)
-	s.timer = time.AfterFunc(timeout, func() { tq.Fail(&TimeoutError{commandName(cmd), timeout}) })
+	late := &TimeoutError{commandName(cmd), timeout}
+	s.timer = time.AfterFunc(timeout, func() { tq.Fail(late) })
 	if err := tq.Submit(&s.tr); err != nil {
 		s.timer.Stop()
 		s.recycle()

@@ -112,10 +112,19 @@ func (a *association) listen(ctx context.Context, handle func(context.Context, n
 	}
 	arm()
 	a.goroutines.Go(func() {
+		var last time.Time
 		for {
 			select {
 			case e := <-a.events:
 				handle(a.ctx, e)
+				if pause := eventPause - time.Since(last); pause > 0 {
+					select {
+					case <-time.After(pause):
+					case <-a.stop:
+						return
+					}
+				}
+				last = time.Now()
 				arm()
 			case <-a.stop:
 				return
@@ -124,6 +133,10 @@ func (a *association) listen(ctx context.Context, handle func(context.Context, n
 	})
 	return nil
 }
+
+// eventPause is the least time between two events asked for: a controller that reports without end is not to
+// keep us busy.
+const eventPause = 100 * time.Millisecond
 
 // close ends the association: no goroutine and no request of it is left, and no device touches its memory.
 func (a *association) close() {

@@ -348,6 +348,15 @@ func TestEndToEndConnectErrors(t *testing.T) {
 	}
 }
 
+func TestCaseH10LocalAddress(t *testing.T) {
+	b := newBed(t, target.Config{}, target.NamespaceConfig{Size: 1 << 20})
+	cfg := b.config()
+	cfg.NrIOQueues, cfg.Address.Local = 4, netip.MustParseAddr("127.0.0.1")
+	if c := dial(t, cfg); c.Info().IOQueues != 4 {
+		t.Error(c.Info().IOQueues)
+	}
+}
+
 // A target that cannot take more queues than three.
 func TestCaseH08EndToEnd(t *testing.T) {
 	b := newBed(t, target.Config{MaxQueues: 3}, target.NamespaceConfig{Size: 1 << 20})

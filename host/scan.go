@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"farblk/blockdev"
@@ -216,8 +217,14 @@ func (c *Controller) controllerEvent(ctx context.Context, a *association, e nvme
 		}
 	case nvme.EventDiscoveryChanged:
 		c.tell(Event{Kind: EventDiscoveryChanged, State: c.State()})
+	default:
+		if t := e.Type(); t == nvme.EventError || t == nvme.EventSMART { // cannot all be switched off
+			c.cfg.Logger.Warn("the controller reports trouble", "event", e.String())
+			err = a.readLog(ctx, e.LogID(), nvme.AllNamespaces, 0, make([]byte, 512), false)
+		}
 	}
-	if err != nil && ctx.Err() == nil {
+	var lost *transport.LostError
+	if err != nil && ctx.Err() == nil && !errors.As(err, &lost) {
 		c.cfg.Logger.Warn("could not follow a controller event", "event", e.String(), "err", err)
 	}
 }

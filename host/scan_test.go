@@ -36,6 +36,7 @@ func (r *recorder) event(e Event) {
 
 // take waits until nothing moves any more and returns the events since the last call.
 func (r *recorder) take() []string {
+	time.Sleep(2 * eventPause)
 	synctest.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -190,6 +191,29 @@ func TestANAChange(t *testing.T) {
 		}
 		if c.Info().Resets != 0 {
 			t.Error("reset")
+		}
+	})
+}
+
+// A controller that reports something without end is heard, but not all the time.
+func TestEventStorm(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		c := connect(t, testConfig(ft))
+		const smart = nvme.AsyncEvent(nvme.EventSMART | uint32(nvme.LogSMART)<<16)
+		ft.takeLog()
+		for range 1000 {
+			ft.live().event(smart)
+		}
+		time.Sleep(time.Second)
+		heard := 0
+		for _, l := range ft.takeLog() {
+			if l == "admin Get Log Page 0x2" {
+				heard++
+			}
+		}
+		if heard < 5 || heard > 12 || c.State() != StateLive {
+			t.Error(heard, "events heard")
 		}
 	})
 }
