@@ -107,15 +107,21 @@ func (t *transfer) await(q blockdev.Queue) {
 		return
 	}
 	for q.Poll(budget) > 0 {
-		if !t.completed() {
-			continue
+		if t.completed() {
+			// Having polled, we must go on until there is nothing, but the answer need not wait for that.
+			if q.Poll(0) > 0 {
+				go pollOut(q)
+			}
+			return
 		}
-		if q.Poll(0) > 0 {
-			q.Kick() // others' requests: from here on the device watches them
-		}
-		return
 	}
 	<-t.done
+}
+
+// pollOut ends a turn of polling: after a 0, the device's own goroutine watches.
+func pollOut(q blockdev.Queue) {
+	for q.Poll(0) > 0 {
+	}
 }
 
 // status is the answer for an outcome.
