@@ -35,15 +35,16 @@ func openStateDir() (*session.StateDir, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &session.StateDir{Path: path, RemoveLeftover: func(l session.Leftover) {
+	return &session.StateDir{Path: path, RemoveLeftover: func(l session.Leftover, force bool) error {
 		switch l.Kind {
 		case session.KindFUSE:
-			unmountStale(l.Path)
+			return unmountStale(l.Path)
 		case session.KindNBD:
-			detachStale(l.Path)
+			return detachStale(l.Path, force)
 		case session.KindNBDUnix:
 			removeStaleSocket(l.Path)
 		}
+		return nil
 	}}, nil
 }
 

@@ -109,9 +109,15 @@ func (e *fuseExport) Close(ctx context.Context, force bool) error {
 	return err
 }
 
-// unmountStale takes a dead mount away. A folder of ours that was made for it goes, too, if it is empty.
-func unmountStale(path string) {
-	if fuse.RemoveStale(path, nil) == nil && filepath.Base(path) == session.FilesName {
+// unmountStale takes a dead mount away; those who have a file of it open only get errors anyway. A folder of ours
+// that was made for it goes, too, if it is empty.
+func unmountStale(path string) error {
+	err := fuse.RemoveStale(path, nil)
+	if err == nil && filepath.Base(path) == session.FilesName {
 		_ = unix.Rmdir(path)
 	}
+	if errors.Is(err, unix.EBUSY) {
+		return nil // somebody who lives serves it
+	}
+	return err
 }

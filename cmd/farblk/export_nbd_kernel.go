@@ -18,13 +18,21 @@ import (
 type nbdKernel struct {
 	s    session.Surroundings
 	want int // index for the first namespace; -1: any free one
+	// takeOver are the devices of a session that died, by namespace: they are in use, and their requests wait.
+	takeOver map[uint32]string
 
 	mu       sync.Mutex
 	attached map[uint32]*nbd.Attachment
 }
 
 func newNBDKernel(s session.Surroundings, where string) *nbdKernel {
-	return &nbdKernel{s: s, want: nbdIndex(where), attached: map[uint32]*nbd.Attachment{}}
+	e := &nbdKernel{s: s, want: nbdIndex(where), takeOver: map[uint32]string{}, attached: map[uint32]*nbd.Attachment{}}
+	for _, l := range s.TakeOver {
+		if l.Kind == session.KindNBD {
+			e.takeOver[l.NSID] = l.Path
+		}
+	}
+	return e
 }
 
 // nbdIndex is N of /dev/nbdN, -1 of "".
@@ -37,13 +45,18 @@ func nbdIndex(path string) int {
 }
 
 func (e *nbdKernel) Add(ctx context.Context, n *host.Namespace) (session.Export, error) {
-	a, err := nbd.Attach(ctx, nbd.AttachConfig{
-		Index: e.want, Device: n, RequestTimeout: requestTimeout(e.s.Config), Logger: e.s.Log,
-	})
+	c := nbd.AttachConfig{Index: e.want, Device: n, RequestTimeout: requestTimeout(e.s.Config), Logger: e.s.Log}
+	attach := nbd.Attach
+	if path := e.takeOver[n.NSID()]; path != "" {
+		c.Index, attach = nbdIndex(path), nbd.Reattach
+		delete(e.takeOver, n.NSID())
+	} else {
+		e.want = -1
+	}
+	a, err := attach(ctx, c)
 	if err != nil {
 		return session.Export{}, fmt.Errorf("export nbd: %w", err)
 	}
-	e.want = -1
 	e.mu.Lock()
 	e.attached[n.NSID()] = a
 	e.mu.Unlock()
@@ -108,9 +121,11 @@ func (e *nbdKernel) InUse() error {
 }
 
 func (e *nbdKernel) Leftovers() []session.Leftover {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	var all []session.Leftover
-	for _, a := range e.all() {
-		all = append(all, session.Leftover{Kind: session.KindNBD, Path: a.Path})
+	for id, a := range e.attached {
+		all = append(all, session.Leftover{Kind: session.KindNBD, Path: a.Path, NSID: id})
 	}
 	return all
 }
@@ -134,18 +149,25 @@ func (e *nbdKernel) Close(ctx context.Context, force bool) error {
 	return errors.Join(errs...)
 }
 
-// detachStale takes a dead session's device from the kernel, if it is still there and farblk's. Its requests cannot
-// be carried out any more: those who have it open get errors.
-func detachStale(path string) {
+// detachStale takes a dead session's device from the kernel, if it is still there and farblk's. One that is in use
+// stays, unless forced: its requests wait for a session that takes it over.
+func detachStale(path string, force bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), exportCloseLimit)
 	defer cancel()
 	stale, err := nbd.Stale("")
 	if err != nil {
-		return
+		return err
 	}
 	for _, d := range stale {
-		if d.Path == path {
-			_ = nbd.DetachIndex(ctx, d.Index, true) // what remains is seen by the next one to look
+		if d.Path != path {
+			continue
 		}
+		err := nbd.DetachIndex(ctx, d.Index, force)
+		var busy *nbd.BusyError
+		if errors.As(err, &busy) {
+			return &session.BusyError{Detail: busy.Error()}
+		}
+		return err
 	}
+	return nil
 }

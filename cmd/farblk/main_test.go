@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -68,13 +69,18 @@ func TestScript(t *testing.T) {
 			return false, nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"quick":      quick,
-			"target":     startTarget,
-			"kill9":      kill9,
-			"freeze":     freeze,
-			"hold":       hold,
-			"foreground": foreground,
-			"terminate":  terminate,
+			"quick":       quick,
+			"target":      startTarget,
+			"kill9":       kill9,
+			"freeze":      freeze,
+			"hold":        hold,
+			"foreground":  foreground,
+			"terminate":   terminate,
+			"tell":        tell,
+			"stop-target": stopTarget,
+			"silent":      silent,
+			"eventually":  eventually,
+			"interrupt":   interrupt,
 		},
 	})
 }
@@ -102,7 +108,7 @@ func startTarget(ts *testscript.TestScript, neg bool, args []string) {
 	if neg {
 		ts.Fatalf("target cannot be negated")
 	}
-	cmd := exec.Command("/proc/self/exe", append([]string{"target", "--listen", "127.0.0.1:0", "--provider", "iwarp"}, args...)...)
+	cmd := exec.Command("/proc/self/exe", append([]string{"target", "--listen", "127.0.0.1:0", "--provider", "iwarp", "--control"}, args...)...)
 	cmd.Args[0] = "farblk"
 	out, err := cmd.StdoutPipe()
 	ts.Check(err)
@@ -110,26 +116,127 @@ func startTarget(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	cmd.Stderr = os.Stderr
 	ts.Check(cmd.Start())
-	ts.Defer(func() {
-		in.Close()
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		if err := cmd.Wait(); err != nil {
-			ts.Logf("target: %v", err)
-		}
-	})
-	lines := bufio.NewScanner(out)
-	if !lines.Scan() {
-		ts.Fatalf("the target did not start")
-	}
-	m := ready.FindStringSubmatch(lines.Text())
-	if m == nil {
-		ts.Fatalf("the target said %q", lines.Text())
-	}
-	ts.Setenv("PORT", m[1])
+	tt := &runningTarget{cmd: cmd, in: in, lines: make(chan string, 100)}
 	go func() {
-		for lines.Scan() { // keeps the pipe empty until the target ends
+		defer close(tt.lines)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			tt.lines <- s.Text()
 		}
 	}()
+	targets.Store(ts, tt)
+	ts.Defer(tt.stop)
+	m := ready.FindStringSubmatch(<-tt.lines)
+	if m == nil {
+		ts.Fatalf("the target did not say where it listens")
+	}
+	ts.Setenv("PORT", m[1])
+}
+
+// runningTarget is the process of startTarget.
+type runningTarget struct {
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	lines chan string // what it prints
+	once  sync.Once
+}
+
+var targets sync.Map // *testscript.TestScript: the newest *runningTarget
+
+func (r *runningTarget) stop() {
+	r.once.Do(func() {
+		r.in.Close()
+		_ = r.cmd.Process.Signal(syscall.SIGTERM)
+		_ = r.cmd.Wait()
+		for range r.lines {
+		}
+	})
+}
+
+func stopTarget(ts *testscript.TestScript, _ bool, _ []string) {
+	v, _ := targets.Load(ts)
+	v.(*runningTarget).stop()
+}
+
+// tell gives the target a command of its --control and waits until it has obeyed.
+func tell(ts *testscript.TestScript, _ bool, args []string) {
+	v, _ := targets.Load(ts)
+	r := v.(*runningTarget)
+	_, err := io.WriteString(r.in, strings.Join(args, " ")+"\n")
+	ts.Check(err)
+	timeout := time.After(10 * time.Second)
+	for {
+		select {
+		case line, ok := <-r.lines:
+			if strings.HasPrefix(line, "ok: ") {
+				return
+			}
+			if !ok || strings.HasPrefix(line, "error") {
+				ts.Fatalf("the target said %q", line)
+			}
+		case <-timeout:
+			ts.Fatalf("the target did not obey")
+		}
+	}
+}
+
+// silent listens on $PORT, accepts and never says anything.
+func silent(ts *testscript.TestScript, _ bool, _ []string) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+		}
+	}()
+	ts.Defer(func() {
+		l.Close()
+		<-done
+	})
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	ts.Setenv("PORT", port)
+}
+
+// eventually runs a command again and again until its output matches.
+func eventually(ts *testscript.TestScript, _ bool, args []string) {
+	want := regexp.MustCompile("(?m)" + args[0])
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		err := ts.Exec(args[1], args[2:]...)
+		if err == nil && want.MatchString(ts.ReadFile("stdout")) {
+			return
+		}
+		if time.Now().After(end) {
+			ts.Fatalf("never matched %s: %v", want, err)
+		}
+	}
+}
+
+// interrupt starts a command, waits until there is a session that tries to connect, and sends SIGINT.
+func interrupt(ts *testscript.TestScript, _ bool, args []string) {
+	cmd := exec.Command("/proc/self/exe", args[1:]...)
+	cmd.Args[0] = args[0]
+	cmd.Env = append(os.Environ(), "FARBLK_STATE_DIR="+ts.Getenv("FARBLK_STATE_DIR"))
+	stderr, err := os.Create(filepath.Join(ts.Getenv("WORK"), "interrupted"))
+	ts.Check(err)
+	defer stderr.Close()
+	cmd.Stderr = stderr
+	ts.Check(cmd.Start())
+	ts.Defer(func() { _ = cmd.Process.Kill() })
+	eventually(ts, false, []string{"^farblk0 .* connecting ", "farblk", "list"})
+	begin := time.Now()
+	ts.Check(cmd.Process.Signal(os.Interrupt))
+	if err := cmd.Wait(); err == nil {
+		ts.Fatalf("interrupted, and yet exit status 0")
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		ts.Fatalf("took %v", took)
+	}
+	ts.Check(ts.Exec("cat", stderr.Name()))
 }
 
 func sessionPID(ts *testscript.TestScript, name string) int {
@@ -146,7 +253,7 @@ func kill9(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(syscall.Kill(pid, syscall.SIGKILL))
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	for syscall.Kill(pid, 0) == nil && !zombie(pid) {
+	for syscall.Kill(pid, 0) == nil && !inState("/proc/"+strconv.Itoa(pid)+"/stat", "Z") {
 		select {
 		case <-ctx.Done():
 			ts.Fatalf("process %d does not end", pid)
@@ -155,17 +262,27 @@ func kill9(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-func zombie(pid int) bool {
-	b, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	_, rest, _ := strings.Cut(string(b), ") ")
-	return strings.HasPrefix(rest, "Z")
-}
-
-// freeze stops the process of a session; it is killed when the script ends.
+// freeze stops every thread of a session; it is killed when the script ends.
 func freeze(ts *testscript.TestScript, _ bool, args []string) {
 	pid := sessionPID(ts, args[0])
 	ts.Check(syscall.Kill(pid, syscall.SIGSTOP))
 	ts.Defer(func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
+	running := func() bool {
+		stats, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/stat")
+		return slices.ContainsFunc(stats, func(path string) bool { return !inState(path, "T") })
+	}
+	for end := time.Now().Add(5 * time.Second); running(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			ts.Fatalf("process %d does not stop", pid)
+		}
+	}
+}
+
+// inState reads a thread's state (proc_pid_stat(5), field 3).
+func inState(path, state string) bool {
+	b, _ := os.ReadFile(path)
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return strings.HasPrefix(rest, state)
 }
 
 // hold keeps a file open in another process until the script ends.

@@ -30,10 +30,13 @@ func (d *StateDir) List() ([]Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	entries = slices.DeleteFunc(entries, func(e Entry) bool { return !e.Alive })
 	all := make([]Status, len(entries))
 	var wg sync.WaitGroup
 	for i, e := range entries {
+		if !e.Alive { // what Sweep has left
+			all[i] = crashed(e)
+			continue
+		}
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), StatusTimeout)
 			defer cancel()
@@ -47,6 +50,20 @@ func (d *StateDir) List() ([]Status, error) {
 	all = slices.DeleteFunc(all, func(s Status) bool { return s.State == Unresponsive && ends(d.folder(s.Name), 200*time.Millisecond) })
 	d.Sweep()
 	return all, nil
+}
+
+// crashed shows a session that died while its devices were in use.
+func crashed(e Entry) Status {
+	s := Status{
+		Name: e.Name, State: Crashed, Config: e.Config, Address: e.Config.Address().String(),
+		Error: "its process died while its devices were in use: connect again in the same way to go on, or disconnect it with --force",
+	}
+	for _, l := range readLeftovers(e.Path) {
+		s.Namespaces = append(s.Namespaces, NamespaceStatus{
+			Namespace: Namespace{NSID: l.NSID, Exports: []Export{{Kind: l.Kind, Path: l.Path}}},
+		})
+	}
+	return s
 }
 
 // ends tells whether a session's process ends in time: one that was killed may still be giving back its memory.
@@ -98,6 +115,9 @@ func (d *StateDir) Find(what string) ([]Status, error) {
 // Errors: *BusyError.
 func (d *StateDir) Disconnect(ctx context.Context, name string, force bool) error {
 	path := d.folder(name)
+	if !alive(path) {
+		return d.clear(name, force)
+	}
 	var s Status
 	sctx, cancel := context.WithTimeout(ctx, StatusTimeout)
 	statusErr := call(sctx, path, http.MethodGet, "/status", nil, &s)
@@ -123,7 +143,24 @@ func (d *StateDir) Disconnect(ctx context.Context, name string, force bool) erro
 	if !ends(path, time.Second) {
 		return fmt.Errorf("%s has disconnected but its process does not end", name)
 	}
-	d.Sweep()
+	return d.clear(name, force)
+}
+
+// clear removes what a session whose process is gone has left. Errors: *BusyError.
+func (d *StateDir) clear(name string, force bool) error {
+	unlock, err := lockDir(d.Path, time.Second)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	path := d.folder(name)
+	if alive(path) {
+		return nil // the next one, under the same name
+	}
+	if err := d.removeLeftovers(path, force); err != nil {
+		return err
+	}
+	removeFolder(path)
 	return nil
 }
 

@@ -62,6 +62,11 @@ type Config struct {
 	DisableSQFlow  bool          `json:"disable_sqflow,omitempty"`
 
 	Exports []ExportSpec `json:"exports"`
+
+	// TakeOver and AfterCrash are Create's: what a dead session of this connection has left in use, and that
+	// there was one.
+	TakeOver   []Leftover `json:"take_over,omitempty"`
+	AfterCrash bool       `json:"after_crash,omitempty"`
 }
 
 // Address is where the controller is, for the transport.
@@ -75,14 +80,24 @@ func (c *Config) Address() transport.Address {
 
 // Host is what the host needs to know.
 func (c *Config) Host(d transport.Dialer, log *slog.Logger) host.Config {
-	return host.Config{
+	h := host.Config{
 		Dialer: d, Address: c.Address(), SubsysNQN: c.Subsystem, HostNQN: c.HostNQN, HostID: c.HostID,
 		NrIOQueues: c.NrIOQueues, QueueSize: c.QueueSize, PoolSize: c.PoolSize,
 		KeepAlive: c.KeepAlive, ReconnectDelay: c.ReconnectDelay, CtrlLossTimeout: c.CtrlLoss,
 		FastIOFail: c.FastIOFail, IOTimeout: c.IOTimeout, ConnectTimeout: c.ConnectTimeout,
 		DisableSQFlow: c.DisableSQFlow, Logger: log,
 	}
+	if c.AfterCrash {
+		h.HoldWrites = host.GraceTime(max(c.KeepAlive, 0))
+		if c.KeepAlive == 0 {
+			h.HoldWrites = host.GraceTime(defaultKeepAlive)
+		}
+	}
+	return h
 }
+
+// defaultKeepAlive is the host's.
+const defaultKeepAlive = 5 * time.Second
 
 // sameConnection tells whether two sessions are the same host's connection to the same port of the same
 // subsystem, as Linux decides it.

@@ -67,6 +67,9 @@ func (s *Status) NamespaceOf(what string) (nsid uint32) {
 // Unresponsive is the state shown for a session whose process lives but does not answer.
 const Unresponsive = "unresponsive"
 
+// Crashed is the state shown for a session whose process died while its devices were in use.
+const Crashed = "crashed"
+
 // AdminRequest is the body of POST /admin: a command that brings data from the controller. Only commands that
 // change nothing are let through: Identify, Get Log Page, Get Features.
 type AdminRequest struct {

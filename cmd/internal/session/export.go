@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -34,6 +35,8 @@ type Surroundings struct {
 	Note func(text string)
 	// Record is to be called as soon as Leftovers has more to tell.
 	Record func()
+	// TakeOver is what a session that died has left in use, to be gone on with.
+	TakeOver []Leftover
 }
 
 // Names of what exports may make in a session's folder.
@@ -52,21 +55,24 @@ func (e *BusyError) Error() string { return e.Detail }
 type Leftover struct {
 	Kind string `json:"kind"`
 	Path string `json:"path"` // mount point, device or socket
+	NSID uint32 `json:"nsid,omitempty"`
 }
 
-// removeLeftovers undoes what the dead session of this folder has left in the system.
-func (d *StateDir) removeLeftovers(folder string) {
+func readLeftovers(folder string) (all []Leftover) {
 	b, err := os.ReadFile(filepath.Join(folder, "exports.json"))
-	if err != nil {
-		return
+	if err != nil || json.Unmarshal(b, &all) != nil {
+		return nil
 	}
-	var all []Leftover
-	if json.Unmarshal(b, &all) != nil {
-		return
+	return all
+}
+
+// removeLeftovers undoes what the dead session of this folder has left in the system, and returns what it could not.
+func (d *StateDir) removeLeftovers(folder string, force bool) error {
+	var errs []error
+	for _, l := range readLeftovers(folder) {
+		errs = append(errs, d.RemoveLeftover(l, force))
 	}
-	for _, l := range all {
-		d.RemoveLeftover(l)
-	}
+	return errors.Join(errs...)
 }
 
 // needsHardening tells whether the kernel may write back memory through one of the exports.

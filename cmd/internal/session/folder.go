@@ -21,8 +21,9 @@ const namePrefix = "farblk"
 type StateDir struct {
 	Path string
 	// RemoveLeftover undoes one thing that an export of a dead session has left in the system. It must not fail
-	// where there is nothing left, and must leave alone what belongs to somebody who lives.
-	RemoveLeftover func(Leftover)
+	// where there is nothing left, and must leave alone what belongs to somebody who lives. What is still in use,
+	// and could be served again, it leaves alone and says so (*BusyError), but for force.
+	RemoveLeftover func(l Leftover, force bool) error
 }
 
 // DefaultPath is the state directory's: FARBLK_STATE_DIR, /run/farblk for root, else farblk in XDG_RUNTIME_DIR.
@@ -44,6 +45,7 @@ type Folder struct {
 	Path  string
 	dir   *StateDir // nil in a process that did not create it
 	lock  *os.File
+	keep  bool   // something of a dead session is still in use
 	words string // the end of the log, once it has been removed
 }
 
@@ -60,7 +62,8 @@ func (e *AlreadyConnectedError) Error() string {
 }
 
 // Create makes the folder for a new session and gives c its name. It refuses a connection that exists already
-// unless duplicate, and removes what dead sessions have left.
+// unless duplicate, and removes what dead sessions have left. Where a dead session of the same connection has left
+// devices in use, its folder is taken over, so that they are served again (Config.TakeOver).
 func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 	if err := os.MkdirAll(d.Path, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
@@ -70,24 +73,40 @@ func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 		return nil, err
 	}
 	defer unlock()
+	before, err := d.Scan()
+	if err != nil {
+		return nil, err
+	}
 	d.sweep()
 	entries, err := d.Scan()
 	if err != nil {
 		return nil, err
 	}
+	f := &Folder{dir: d}
 	used := map[string]bool{}
 	for _, e := range entries {
 		used[e.Name] = true
-		if !duplicate && e.Alive && e.Config.sameConnection(c) {
+		switch {
+		case !e.Config.sameConnection(c):
+		case e.Alive && !duplicate:
 			return nil, &AlreadyConnectedError{e.Name, e.Config}
+		case !e.Alive && f.Path == "":
+			c.Name, f.Path = e.Name, e.Path
+			c.TakeOver = readLeftovers(e.Path)
 		}
 	}
-	for n := 0; c.Name == "" || used[c.Name]; n++ {
-		c.Name = namePrefix + strconv.Itoa(n)
+	for _, e := range before {
+		// What a process that died had sent may still be executed.
+		c.AfterCrash = c.AfterCrash || !e.Alive && e.Config.sameConnection(c)
 	}
-	f := &Folder{Path: d.folder(c.Name), dir: d}
-	if err := os.Mkdir(f.Path, 0o700); err != nil {
-		return nil, fmt.Errorf("state folder: %w", err)
+	if f.Path == "" {
+		for n := 0; c.Name == "" || used[c.Name]; n++ {
+			c.Name = namePrefix + strconv.Itoa(n)
+		}
+		f.Path = d.folder(c.Name)
+		if err := os.Mkdir(f.Path, 0o700); err != nil {
+			return nil, fmt.Errorf("state folder: %w", err)
+		}
 	}
 	f.lock, err = os.OpenFile(f.file("lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err == nil {
@@ -125,9 +144,12 @@ func owner(path string) (pid int, err error) {
 
 func (f *Folder) file(name string) string { return filepath.Join(f.Path, name) }
 
-// Remove deletes the folder and frees the lock. Mounts inside it must be gone: it does not cross into them.
+// Remove deletes the folder and frees the lock. Mounts inside it must be gone: it does not cross into them. Devices
+// that were to be taken over and are still in use keep it.
 func (f *Folder) Remove() {
-	removeFolder(f.Path)
+	if !f.keep {
+		removeFolder(f.Path)
+	}
 	if f.lock != nil {
 		f.lock.Close()
 	}
@@ -198,8 +220,8 @@ func alive(path string) bool {
 	return errors.Is(unix.Flock(int(l.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// Sweep removes the folders of sessions that died, with the mounts and devices that they left. It gives up at
-// once when another process is at it.
+// Sweep removes the folders of sessions that died, with the mounts and devices that they left and nobody uses. It
+// gives up at once when another process is at it.
 func (d *StateDir) Sweep() {
 	unlock, err := lockDir(d.Path, 0)
 	if err != nil {
@@ -213,8 +235,7 @@ func (d *StateDir) Sweep() {
 func (d *StateDir) sweep() {
 	entries, _ := d.Scan()
 	for _, e := range entries {
-		if !e.Alive {
-			d.removeLeftovers(e.Path)
+		if !e.Alive && d.removeLeftovers(e.Path, false) == nil {
 			removeFolder(e.Path)
 		}
 	}

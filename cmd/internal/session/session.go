@@ -71,6 +71,7 @@ func Run(ctx context.Context, f *Folder, c *Config, o Options) error {
 		exports: map[uint32][]Export{}, changed: make(chan struct{}, 1), asks: make(chan ask),
 		cancelStart: cancelStart, started: make(chan struct{}), ended: make(chan struct{}),
 	}
+	f.keep = len(c.TakeOver) > 0 // until it is served again
 	defer f.Remove()
 	l, err := f.listen()
 	if err != nil {
@@ -100,6 +101,9 @@ func Run(ctx context.Context, f *Folder, c *Config, o Options) error {
 		err = startCtx.Err()
 	}
 	close(s.started)
+	if err != nil && f.keep {
+		return err // the process ends: the devices wait for the next one, no request of theirs may fail
+	}
 	if err != nil {
 		s.stop(false)
 		return err
@@ -133,6 +137,7 @@ func (s *session) start(ctx context.Context, o *Options) error {
 	for _, spec := range c.Exports {
 		w, err := o.NewExporter(spec, Surroundings{
 			Folder: s.folder.Path, Config: c, Log: s.log, Note: s.note, Record: s.record,
+			TakeOver: c.TakeOver,
 		})
 		if err != nil {
 			return err
@@ -144,7 +149,16 @@ func (s *session) start(ctx context.Context, o *Options) error {
 		s.ways = append(s.ways, w)
 		s.mu.Unlock()
 	}
-	return s.follow(ctx)
+	if err := s.follow(ctx); err != nil {
+		return err
+	}
+	for _, l := range c.TakeOver {
+		if !slices.ContainsFunc(s.ways, func(w Exporter) bool { return slices.Contains(w.Leftovers(), l) }) {
+			return fmt.Errorf("%s of the connection that died is in use and would not be served: export as before, or 'farblk disconnect --force %s'", l.Path, c.Name)
+		}
+	}
+	s.folder.keep = false
+	return nil
 }
 
 // follow makes the exports those of the namespaces that there are now. A namespace that cannot be exported is an
@@ -203,6 +217,13 @@ func (s *session) record() {
 	var all []Leftover
 	for _, w := range s.ways {
 		all = append(all, w.Leftovers()...)
+	}
+	if s.folder.keep { // not served again yet
+		for _, l := range s.config.TakeOver {
+			if !slices.Contains(all, l) {
+				all = append(all, l)
+			}
+		}
 	}
 	if err := writeJSON(s.folder.file("exports.json"), all); err != nil {
 		s.log.Warn("cannot note the exports", "error", err)

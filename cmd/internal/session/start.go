@@ -103,8 +103,9 @@ func (f *Folder) reap(cmd *exec.Cmd) *os.ProcessState {
 	kill.Stop()
 	if _, err := os.Stat(f.Path); err == nil {
 		words := f.lastWords() // read before the log goes
-		f.dir.removeLeftovers(f.Path)
-		removeFolder(f.Path)
+		if f.dir.removeLeftovers(f.Path, false) == nil {
+			removeFolder(f.Path)
+		}
 		f.words = words
 	}
 	return cmd.ProcessState
