@@ -3,6 +3,7 @@
 package rdmacm
 
 /*
+#include <stdlib.h>
 #include "shim.h"
 */
 import "C"
@@ -112,8 +113,8 @@ func (c *conn) params(p verbs.ConnParams, ird, ord int) (*C.struct_farblk_params
 	return out, nil
 }
 
-// Connect asks for the connection and waits until it is up. An iWARP device connects its TCP socket inside the
-// call, so the call has a goroutine of its own, and ctx still bounds the wait.
+// Connect asks for the connection and waits until it is up. siw connects its TCP socket inside the call, so the call
+// has a goroutine of its own: ctx still bounds the wait.
 func (c *conn) Connect(ctx context.Context, p verbs.ConnParams) ([]byte, error) {
 	if err := c.ready(ctx); err != nil {
 		return nil, err
@@ -122,7 +123,12 @@ func (c *conn) Connect(ctx context.Context, p verbs.ConnParams) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
-	done, err := c.call(func() int { return int(C.farblk_connect(c.id, cp)) })
+	done, err := c.call(func() int {
+		if c.device.Link == verbs.LinkIWARP {
+			return c.connectApart(cp)
+		}
+		return int(C.farblk_connect(c.id, cp))
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -135,6 +141,26 @@ func (c *conn) Connect(ctx context.Context, p verbs.ConnParams) ([]byte, error) 
 	}
 	c.established()
 	return e.private, nil
+}
+
+// connectApart makes the call in a thread that Close can cancel; without it a dead address would hold the
+// connection for as long as TCP tries.
+func (c *conn) connectApart(p *C.struct_farblk_params) int {
+	const look = 50 // ms: how soon Close is noticed
+	t := (*C.struct_farblk_connecting)(C.calloc(1, C.sizeof_struct_farblk_connecting))
+	defer C.free(unsafe.Pointer(t))
+	t.id, t.params = c.id, *p
+	if r := C.farblk_connect_start(t); r != 0 {
+		return int(r)
+	}
+	var result C.int
+	for cancelled := false; C.farblk_connect_join(t, look, &result) != 0; {
+		if !cancelled && c.isClosing() {
+			C.farblk_connect_cancel(t)
+			cancelled = true
+		}
+	}
+	return int(result)
 }
 
 func (c *conn) ready(ctx context.Context) error {

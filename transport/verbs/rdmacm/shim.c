@@ -1,8 +1,11 @@
 //go:build cgo && linux
 
+#define _GNU_SOURCE
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include "shim.h"
 
 // librdmacm returns -1 with errno set; libibverbs returns a positive errno, and some of its drivers a negative one.
@@ -156,6 +159,40 @@ int farblk_connect(struct rdma_cm_id *id, struct farblk_params *p)
 	struct rdma_conn_param c = conn_param(p);
 	return cm(rdma_connect(id, &c));
 }
+
+static void *connecting(void *arg)
+{
+	struct farblk_connecting *c = arg;
+	c->result = farblk_connect(c->id, &c->params);
+	return NULL;
+}
+
+int farblk_connect_start(struct farblk_connecting *c)
+{
+	// No signal of the Go runtime's is to come here: it would make the kernel start the call again.
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	c->result = -ECANCELED;
+	int ret = pthread_create(&c->thread, NULL, connecting, c);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return -ret;
+}
+
+int farblk_connect_join(struct farblk_connecting *c, int ms, int *result)
+{
+	struct timespec end;
+	clock_gettime(CLOCK_REALTIME, &end);
+	end.tv_nsec += ms % 1000 * 1000000L;
+	end.tv_sec += ms / 1000 + end.tv_nsec / 1000000000L;
+	end.tv_nsec %= 1000000000L;
+	if (pthread_timedjoin_np(c->thread, NULL, &end) == ETIMEDOUT)
+		return 1;
+	*result = c->result;
+	return 0;
+}
+
+void farblk_connect_cancel(struct farblk_connecting *c) { pthread_cancel(c->thread); }
 
 int farblk_accept(struct rdma_cm_id *id, struct farblk_params *p)
 {

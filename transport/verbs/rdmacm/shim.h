@@ -4,6 +4,7 @@
 #ifndef FARBLK_SHIM_H
 #define FARBLK_SHIM_H
 
+#include <pthread.h>
 #include <stdint.h>
 #include <rdma/rdma_cma.h>
 
@@ -55,6 +56,19 @@ int farblk_resolve_addr(struct rdma_cm_id *id, void *src, void *dst, int ms);
 int farblk_resolve_route(struct rdma_cm_id *id, int ms);
 void farblk_addresses(struct rdma_cm_id *id, void *local, void *remote);
 int farblk_connect(struct rdma_cm_id *id, struct farblk_params *p);
+
+// rdma_connect in a thread of its own that can be cancelled, because siw connects its TCP socket within the call.
+struct farblk_connecting {
+	pthread_t thread;
+	struct rdma_cm_id *id;
+	struct farblk_params params;
+	int result;
+};
+int farblk_connect_start(struct farblk_connecting *c);
+// Waits up to ms; returns 1 while the thread runs, else 0, and *result is the call's.
+int farblk_connect_join(struct farblk_connecting *c, int ms, int *result);
+void farblk_connect_cancel(struct farblk_connecting *c);
+
 int farblk_accept(struct rdma_cm_id *id, struct farblk_params *p);
 int farblk_reject(struct rdma_cm_id *id, const void *data, uint8_t len);
 int farblk_disconnect(struct rdma_cm_id *id);
