@@ -34,7 +34,8 @@ type AttachConfig struct {
 	Identifier string
 	// RequestTimeout is how long a request may take before the kernel gives up its socket and, if there are
 	// several, sends it again on another, so that a write may happen twice. It must be well above the time
-	// after which the device itself fails requests; one hour if 0.
+	// after which the device itself fails requests; one hour if 0, and at most two weeks: the kernel counts it in
+	// 32 bits of up to 1,000 a second.
 	RequestTimeout time.Duration
 	// DeadTimeout is how long requests wait for a Reattach when this process is gone; two minutes if 0.
 	DeadTimeout time.Duration
@@ -49,6 +50,7 @@ type AttachConfig struct {
 const (
 	identifierPrefix = "farblk:" // marks the devices that Stale may find
 	maxBlock         = 4096      // the kernel takes no block larger than its page
+	longestTimeout   = 14 * 24 * time.Hour
 	readyTimeout     = 5 * time.Second
 	pollInterval     = 5 * time.Millisecond // between looks at sysfs, which gives no events for these
 )
@@ -73,6 +75,8 @@ func (c *AttachConfig) setDefaults() error {
 	if c.DeadTimeout <= 0 {
 		c.DeadTimeout = 2 * time.Minute
 	}
+	c.RequestTimeout = min(c.RequestTimeout, longestTimeout)
+	c.DeadTimeout = min(c.DeadTimeout, longestTimeout)
 	if c.BusyTimeout <= 0 {
 		c.BusyTimeout = 2 * time.Second
 	}
