@@ -95,8 +95,8 @@ func (e *TimeoutError) Error() string { return fmt.Sprintf("%s: no answer within
 func (e *TimeoutError) Timeout() bool { return true }
 
 // call runs cmd on tq and waits for its completion, moving data, ordinary memory, in direction dir. After
-// timeout without completion the queue fails. Errors: *nvme.StatusError, with the completion; *transport.LostError;
-// ctx's, and then the command may still be under way.
+// timeout without completion the queue fails. Errors: *nvme.StatusError, with the completion; *TimeoutError;
+// *transport.LostError; ctx's, and then the command may still be under way.
 func (a *adminCommands) call(ctx context.Context, tq transport.Queue, timeout time.Duration, cmd *nvme.Command, data []byte, dir transport.Direction) (nvme.Completion, error) {
 	select {
 	case s := <-a.free:
@@ -137,7 +137,9 @@ func (s *adminSlot) call(ctx context.Context, tq transport.Queue, timeout time.D
 	select {
 	case <-s.done:
 	case <-tq.Done():
-		err = tq.Err()
+		if err = tq.Err(); errors.Is(err, late) {
+			err = late // say it plainly
+		}
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}

@@ -177,7 +177,7 @@ func TestTrafficBasedKeepAlive(t *testing.T) {
 			t.Error(a, "Keep Alives while busy")
 		}
 		time.Sleep(20 * time.Second)
-		if a := alive.Load(); a < 9 {
+		if a := alive.Load(); a < 8 {
 			t.Error(a, "Keep Alives while idle")
 		}
 	})

@@ -15,6 +15,7 @@ import (
 	"farblk/host"
 	"farblk/host/nvme"
 	"farblk/target"
+	"farblk/target/misbehave"
 	"farblk/transport"
 	"farblk/transport/rdma"
 	"farblk/transport/verbs"
@@ -37,6 +38,11 @@ type bed struct {
 }
 
 func newBed(t testing.TB, cfg target.Config, spaces ...target.NamespaceConfig) *bed {
+	return newScriptedBed(t, cfg, "", spaces...)
+}
+
+// newScriptedBed is newBed with a target that misbehaves.
+func newScriptedBed(t testing.TB, cfg target.Config, script string, spaces ...target.NamespaceConfig) *bed {
 	t.Helper()
 	tg, err := target.New(cfg)
 	if err != nil {
@@ -48,7 +54,7 @@ func newBed(t testing.TB, cfg target.Config, spaces ...target.NamespaceConfig) *
 			t.Error("closing the target:", err)
 		}
 	})
-	b.addr = b.listen(t)
+	b.addr = b.listen(t, script)
 	if b.sub, err = tg.AddSubsystem(target.SubsystemConfig{NQN: subNQN}); err != nil {
 		t.Fatal(err)
 	}
@@ -60,12 +66,19 @@ func newBed(t testing.TB, cfg target.Config, spaces ...target.NamespaceConfig) *
 	return b
 }
 
-func (b *bed) listen(t testing.TB) netip.AddrPort {
+func (b *bed) listen(t testing.TB, text string) netip.AddrPort {
 	l, err := iwarp.New(iwarp.Options{}).Listen(context.Background(), verbs.Addr{IP: netip.MustParseAddr("127.0.0.1")}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	a := l.Addr()
+	script, err := misbehave.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text != "" {
+		l = misbehave.Wrap(l, script)
+	}
 	var served sync.WaitGroup
 	served.Go(func() {
 		if err := b.Serve(context.Background(), l); err != nil {
