@@ -59,14 +59,13 @@ func preferredBlock(i *blockdev.Info) int {
 }
 
 // errnoOf maps the outcome of an operation to NBD's error number.
-func errnoOf(op blockdev.Op, err error) uint32 {
+func errnoOf(err error) uint32 {
 	switch {
 	case err == nil:
 		return 0
 	case errors.Is(err, blockdev.ErrReadOnly):
 		return errnoPerm
-	case errors.Is(err, blockdev.ErrNoSpace),
-		errors.Is(err, blockdev.ErrRange) && (op == blockdev.Write || op == blockdev.WriteZeroes):
+	case errors.Is(err, blockdev.ErrNoSpace):
 		return errnoNoSpace
 	case errors.Is(err, blockdev.ErrRange), errors.Is(err, blockdev.ErrAlignment):
 		return errnoInval

@@ -254,10 +254,8 @@ func (c *conn) check(info *blockdev.Info, t *task) uint32 {
 			return errnoInval
 		}
 	}
-	if t.offset > 1<<63-1 {
-		return errnoOf(r.Op, blockdev.ErrRange)
-	}
-	errno := errnoOf(r.Op, info.CheckRange(r.Op, r.Off, r.Len))
+	off := int64(min(t.offset, 1<<63-1)) // wherever, it is past the end
+	errno := errnoOf(info.CheckRange(r.Op, off, r.Len))
 	if errno == errnoNotSup && t.flags&cmdFlagFastZero == 0 {
 		return errnoInval // it was not offered
 	}

@@ -206,7 +206,7 @@ func (s *sender) append(t *task) {
 	}
 	errno := h.errno
 	if errno == 0 {
-		errno = errnoOf(t.req.Op, err)
+		errno = errnoOf(err)
 	}
 	cookie := h.cookie
 	flags := uint16(chunkDone)
