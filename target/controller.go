@@ -84,9 +84,9 @@ func (c *controller) setKeepAlive(kato time.Duration) {
 		c.alive.Stop()
 		c.alive = nil
 	}
-	if c.kato > 0 {
-		c.alive = time.AfterFunc(c.kato, func() {
-			c.admin.kill(fmt.Errorf("keep-alive timeout: the host was silent for %v", c.kato))
+	if kato := c.kato; kato > 0 {
+		c.alive = time.AfterFunc(kato, func() {
+			c.admin.kill(fmt.Errorf("keep-alive timeout: the host was silent for %v", kato))
 		})
 	}
 }
