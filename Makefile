@@ -50,11 +50,12 @@ test-no-cgo: no-cgo
 test-vm: build test-bins ## only the tests in the virtual machine; T="10 fuse" names some
 	scripts/vm/run $(T)
 
-# the conformance suites that run in the guest, where the RDMA devices are
+# the tests that run in the guest, where the RDMA devices and the kernel's NBD are
 test-bins:
 	@mkdir -p bin
 	@if [ -n "$$(go list -f '{{.TestGoFiles}}{{.XTestGoFiles}}' ./transport/verbs/rdmacm 2>/dev/null | tr -d '[]')" ]; then \
 		go test -c -o bin/rdmacm.test ./transport/verbs/rdmacm; fi
+	@go test -c -o bin/nbd.test ./blockdev/nbd
 
 bench: build ## the benchmarks, beside the programs they are compared with
 	@scripts/setup test
