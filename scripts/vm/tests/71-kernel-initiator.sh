@@ -8,17 +8,22 @@
 
 must two_hosts far 1500
 must links rxe
-file=$scratch/second
+file=$scratch/disk
+must mkfifo "$scratch/control"
+has_size() { [[ $(blockdev --getsize64 "$(kernel_device "$1")") == "$2" ]]; } # NSID BYTES
+gone() { ! kernel_device "$1"; }
 
-# target PREFIX... -- ADDRESS PROVIDER: starts it; its control is what farblk target offers
+# start_target [PREFIX...] -- ADDRESS PROVIDER: its commands go to descriptor 5
 start_target() {
   local prefix=() address provider
   while [[ $1 != -- ]]; do prefix+=("$1") && shift; done
   address=$2 provider=$3
   rm -f "$file"
   truncate -s 16M "$file"
-  "${prefix[@]}" farblk target --listen "$address:4420" -n "$nqn" --file "$file" --provider "$provider" >"$scratch/target.log" 2>&1 &
+  "${prefix[@]}" farblk target --control -v --listen "$address:4420" -n "$nqn" --file "$file" --provider "$provider" \
+    <"$scratch/control" >"$scratch/target.log" 2>&1 &
   target=$!
+  exec 5>"$scratch/control"
   wait_for 10 listening "$provider" || bail "the target does not listen" "$(cat "$scratch/target.log")"
 }
 listening() {
@@ -53,7 +58,16 @@ for kind in siw rxe; do
   fio_verify "$kind" "$device" --numjobs=2 --size=4m --offset_increment=4m
   file_system "$kind" "$device"
 
+  echo "resize 1 24M" >&5
+  attempt "$kind: the kernel sees the namespace grow" wait_for 10 has_size 1 $((24 << 20))
+  echo "add 8M" >&5
+  attempt "$kind: the kernel sees a second one" wait_for 10 has_size 2 $((8 << 20))
+  attempt "$kind: it can be written" dd if=/dev/urandom of="$(kernel_device 2)" bs=1M count=8 oflag=direct status=none
+  echo "remove 2" >&5
+  attempt "$kind: the kernel sees it go" wait_for 10 gone 2
+
   attempt "$kind: nvme disconnect" nvme disconnect -n "$nqn"
   kill "$target"
+  exec 5>&-
   if wait "$target"; then ok "$kind: the target ends well"; else fail "$kind: the target ends well" "$(tail "$scratch/target.log")"; fi
 done
