@@ -49,7 +49,7 @@ sane() {
 for kind in siw rxe; do
   if [[ $kind == siw ]]; then
     at=10.9.2.2
-    start_target on far -- "$at" iwarp
+    start_target nsenter --net=/run/netns/far -- "$at" iwarp
   else
     at=${address[rxe]}
     start_target -- "$at" verbs
