@@ -40,6 +40,7 @@ var mayImport = map[string][]string{
 	"blockdev/fuse":         {"blockdev"},
 	"blockdev/ublk":         {"blockdev"},
 	"target":                {"host/nvme", "transport/verbs"},
+	"scripts":               {},
 }
 
 // standardOnly lists the folders whose packages import the standard library and nothing else: wire formats.
