@@ -133,7 +133,7 @@ func ParseExport(s string) (e ExportSpec, err error) {
 	case KindNBD:
 		var n int
 		if given {
-			if _, err := fmt.Sscanf(where, "/dev/nbd%d", &n); err != nil || where != fmt.Sprintf("/dev/nbd%d", n) {
+			if _, err := fmt.Sscanf(where, "/dev/nbd%d", &n); err != nil || n < 0 || where != fmt.Sprintf("/dev/nbd%d", n) {
 				return e, fmt.Errorf("export %q: %q is not a device /dev/nbdN", s, where)
 			}
 		}

@@ -1,0 +1,183 @@
+package session
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"farblk/host/nvme"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func config() *Config {
+	return &Config{
+		Subsystem: "nqn.a", HostNQN: "nqn.h", HostID: nvme.UUID{1},
+		Remote: netip.MustParseAddr("10.0.0.1"), Port: 4420,
+	}
+}
+
+// stateDir counts the left-overs that it was asked to remove.
+func stateDir(t *testing.T, busy map[string]bool) (*StateDir, map[string]int) {
+	t.Helper()
+	asked := map[string]int{}
+	return &StateDir{Path: filepath.Join(t.TempDir(), "s"), RemoveLeftover: func(l Leftover, force bool) error {
+		asked[l.Path]++
+		if busy[l.Path] && !force {
+			return &BusyError{Detail: l.Path + " is in use"}
+		}
+		return nil
+	}}, asked
+}
+
+func create(t *testing.T, d *StateDir, c *Config, duplicate bool) *Folder {
+	t.Helper()
+	f, err := d.Create(c, duplicate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// What makes two connections the same: subsystem, both ends' addresses, and the host's identity.
+func TestCaseH13SameConnection(t *testing.T) {
+	d, _ := stateDir(t, nil)
+	f := create(t, d, config(), false)
+	defer f.Remove()
+	var already *AlreadyConnectedError
+	if _, err := d.Create(config(), false); !errors.As(err, &already) || already.Name != "farblk0" {
+		t.Errorf("the same again: %v", err)
+	}
+	for name, change := range map[string]func(*Config){
+		"subsystem":    func(c *Config) { c.Subsystem = "nqn.b" },
+		"host NQN":     func(c *Config) { c.HostNQN = "nqn.i" },
+		"host ID":      func(c *Config) { c.HostID[0]++ },
+		"address":      func(c *Config) { c.Remote = c.Remote.Next() },
+		"port":         func(c *Config) { c.Port++ },
+		"host address": func(c *Config) { c.Local = netip.MustParseAddr("10.0.0.2") },
+	} {
+		c := config()
+		change(c)
+		g, err := d.Create(c, false)
+		if err != nil {
+			t.Errorf("another %s: %v", name, err)
+			continue
+		}
+		g.Remove()
+	}
+}
+
+// The same connection twice only where that was asked for.
+func TestCaseH14Duplicate(t *testing.T) {
+	d, _ := stateDir(t, nil)
+	defer create(t, d, config(), false).Remove()
+	c := config()
+	defer create(t, d, c, true).Remove()
+	if c.Name != "farblk1" {
+		t.Errorf("named %s", c.Name)
+	}
+	if e, err := d.Scan(); err != nil || len(e) != 2 || !e[0].Alive || !e[1].Alive {
+		t.Errorf("%+v, %v", e, err)
+	}
+}
+
+// die lets go of the lock as a process that is killed does.
+func die(t *testing.T, f *Folder, left ...Leftover) {
+	t.Helper()
+	if err := writeJSON(f.file("exports.json"), left); err != nil {
+		t.Fatal(err)
+	}
+	f.lock.Close()
+}
+
+// What a dead session left is removed by whoever looks next, and its name is free.
+func TestCaseE17Leftovers(t *testing.T) {
+	d, asked := stateDir(t, nil)
+	die(t, create(t, d, config(), false), Leftover{Kind: KindFUSE, Path: "/mnt"}, Leftover{Kind: KindNBD, Path: "/dev/nbd0", NSID: 1})
+	all, err := d.List()
+	if err != nil || len(all) != 0 || asked["/mnt"] != 1 || asked["/dev/nbd0"] != 1 {
+		t.Errorf("%+v, %v, asked for %v", all, err, asked)
+	}
+	c := config()
+	f := create(t, d, c, false)
+	defer f.Remove()
+	if c.Name != "farblk0" || c.AfterCrash || len(c.TakeOver) > 0 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A dead session's device that is in use stays for the next session of the same connection, which holds back its
+// writes for a while; others leave it alone.
+func TestCaseE08TakeOver(t *testing.T) {
+	d, _ := stateDir(t, map[string]bool{"/dev/nbd0": true})
+	left := Leftover{Kind: KindNBD, Path: "/dev/nbd0", NSID: 1}
+	die(t, create(t, d, config(), false), left)
+	all, err := d.List()
+	if err != nil || len(all) != 1 || all[0].State != Crashed || all[0].Namespaces[0].Exports[0].Path != "/dev/nbd0" {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	other := config()
+	other.Subsystem = "nqn.b"
+	g := create(t, d, other, false)
+	defer g.Remove()
+	if other.Name != "farblk1" || other.AfterCrash {
+		t.Errorf("another connection: %+v", other)
+	}
+
+	c := config()
+	f := create(t, d, c, false)
+	if c.Name != "farblk0" || !c.AfterCrash || len(c.TakeOver) != 1 || c.TakeOver[0] != left {
+		t.Errorf("the same connection: %+v", c)
+	}
+	if h := c.Host(nil, nil); h.HoldWrites < h.KeepAlive+1 {
+		t.Errorf("writes are held for %v", h.HoldWrites)
+	}
+	f.keep = true // as Run does until it serves the device
+	f.Remove()
+	if _, err := os.Stat(f.Path); err != nil {
+		t.Error("the folder went although its device is in use:", err)
+	}
+	if err := d.Disconnect(t.Context(), "farblk0", false); err == nil {
+		t.Error("disconnected although in use")
+	}
+	if err := d.Disconnect(t.Context(), "farblk0", true); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(f.Path); err == nil {
+		t.Error("disconnect --force left the folder")
+	}
+}
+
+func TestParseExport(t *testing.T) {
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for s, want := range map[string]ExportSpec{
+		"nbd":                     {Kind: KindNBD},
+		"nbd=/dev/nbd12":          {KindNBD, "/dev/nbd12"},
+		"nbd-unix":                {Kind: KindNBDUnix},
+		"nbd-unix=a/b":            {KindNBDUnix, here + "/a/b"},
+		"nbd-tcp=127.0.0.1:10809": {KindNBDTCP, "127.0.0.1:10809"},
+		"nbd-tcp=[::1]:0":         {KindNBDTCP, "[::1]:0"},
+		"nbd-tcp=:10809":          {KindNBDTCP, ":10809"},
+		"fuse=/x=y":               {KindFUSE, "/x=y"},
+		"none":                    {Kind: KindNone},
+	} {
+		if got, err := ParseExport(s); err != nil || got != want {
+			t.Errorf("%s: %+v, %v; want %+v", s, got, err, want)
+		}
+	}
+	for _, s := range []string{
+		"", "nbd=", "nbd=0", "nbd=/dev/nbd", "nbd=/dev/nbd01", "nbd=/dev/nbd-1", "nbd=/dev/nbd0p1", "nbd-tcp=host:1", "nbd-tcp=1",
+		"none=x", "ublk", "floppy=/x", "nbd-unix=/" + string(make([]byte, 200)),
+	} {
+		if got, err := ParseExport(s); err == nil {
+			t.Errorf("%q: %+v", s, got)
+		}
+	}
+}
