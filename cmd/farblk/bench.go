@@ -205,7 +205,9 @@ func benchConnection(ctx context.Context, c *cli.Context, j *benchJob) (r *bench
 	if need := j.Queues * j.Depth * max(leaseSize(j.Block), blockdev.PageSize); cfg.PoolSize == 0 && need > 32<<20 {
 		cfg.PoolSize = need + 32<<20
 	}
-	chooseProvider(ctx, cfg)
+	if err := chooseProvider(ctx, cfg); err != nil {
+		return nil, err
+	}
 	log := slog.New(slog.DiscardHandler)
 	h := cfg.Host(openDialer(cfg, log), log)
 	ctrl, err := host.Connect(ctx, h)

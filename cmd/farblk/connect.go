@@ -116,7 +116,9 @@ func startSession(ctx context.Context, cfg *session.Config, duplicate bool) (*se
 	if err := preflight(ctx, cfg.Exports); err != nil {
 		return nil, err
 	}
-	chooseProvider(ctx, cfg)
+	if err := chooseProvider(ctx, cfg); err != nil {
+		return nil, err
+	}
 	f, err := dir.Create(cfg, duplicate)
 	if err != nil {
 		return nil, err
@@ -134,7 +136,9 @@ func runForeground(ctx context.Context, cfg *session.Config, duplicate bool, sho
 	if err := preflight(ctx, cfg.Exports); err != nil {
 		return err
 	}
-	chooseProvider(ctx, cfg)
+	if err := chooseProvider(ctx, cfg); err != nil {
+		return err
+	}
 	f, err := dir.Create(cfg, duplicate)
 	if err != nil {
 		return err

@@ -59,7 +59,9 @@ const discoveryLimit = 30 * time.Second
 func runDiscovery(ctx context.Context, c *session.Config) ([]host.DiscoveryLog, error) {
 	ctx, cancel := context.WithTimeout(ctx, discoveryLimit)
 	defer cancel()
-	chooseProvider(ctx, c)
+	if err := chooseProvider(ctx, c); err != nil {
+		return nil, err
+	}
 	log := slog.New(slog.DiscardHandler)
 	return host.Discover(ctx, host.DiscoverConfig{
 		Dialer: openDialer(c, log), Address: c.Address(), HostNQN: c.HostNQN, HostID: c.HostID,

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -32,24 +34,45 @@ func openDialer(c *session.Config, log *slog.Logger) transport.Dialer {
 }
 
 // chooseProvider settles "auto": the RDMA device that routes to the address, else software iWARP. It writes the
-// choice and its reason into c.
-func chooseProvider(ctx context.Context, c *session.Config) {
-	if c.Provider != "auto" {
-		return
-	}
-	choose := func(provider, note string) {
-		c.Provider, c.Notes = provider, append(slices.Clone(c.Notes), note)
-	}
-	p := rdmacm.New(rdmacm.Options{})
-	devices, err := p.Devices()
-	if err != nil || len(devices) == 0 {
-		why := "this machine has no RDMA device that can be used"
-		if err != nil && !errors.Is(err, verbs.ErrNoDevice) {
-			why = err.Error()
+// choice into c, and its reason among c's notes, and makes of a network interface (-f) what the provider needs.
+func chooseProvider(ctx context.Context, c *session.Config) error {
+	var devices []verbs.Device
+	var err error
+	if c.Provider != "iwarp" {
+		devices, err = rdmacm.New(rdmacm.Options{}).Devices()
+		for _, d := range devices {
+			if c.Interface != "" && d.NetDevice == c.Interface {
+				c.Interface = d.Name
+				break
+			}
 		}
-		choose("iwarp", "provider iwarp (software, over TCP): "+why)
-		return
 	}
+	if c.Provider == "auto" {
+		var why string
+		switch {
+		case err != nil && !errors.Is(err, verbs.ErrNoDevice):
+			c.Provider, why = "iwarp", err.Error()
+		case len(devices) == 0:
+			c.Provider, why = "iwarp", "this machine has no RDMA device that can be used"
+		default:
+			c.Provider, why = routed(ctx, c)
+		}
+		switch c.Provider {
+		case "iwarp":
+			why = "provider iwarp (software, over TCP): " + why
+		default:
+			why = "provider verbs: " + why
+		}
+		c.Notes = append(slices.Clone(c.Notes), why)
+	}
+	if c.Provider == "iwarp" && c.Interface != "" {
+		return bindToInterface(c)
+	}
+	return nil
+}
+
+// routed asks the connection manager for the RDMA device that leads to c's address.
+func routed(ctx context.Context, c *session.Config) (provider, why string) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	a := c.Address()
@@ -60,15 +83,44 @@ func chooseProvider(ctx context.Context, c *session.Config) {
 	if a.GID {
 		r.Remote.Family, r.Local.Family = verbs.FamilyIB, verbs.FamilyIB
 	}
-	conn, err := p.Resolve(ctx, r)
+	conn, err := rdmacm.New(rdmacm.Options{}).Resolve(ctx, r)
 	switch {
 	case err == nil:
+		defer conn.Close()
 		d := conn.Device()
-		choose("verbs", fmt.Sprintf("provider verbs: the RDMA device %s (%s) routes to %s", d.Name, d.Link, a.Remote))
-		_ = conn.Close()
+		return "verbs", fmt.Sprintf("the RDMA device %s (%s) routes to %s", d.Name, d.Link, a.Remote)
 	case errors.Is(err, verbs.ErrNoDevice) && !a.GID:
-		choose("iwarp", fmt.Sprintf("provider iwarp (software, over TCP): no RDMA device of this machine routes to %s", a.Remote))
-	default: // a device is responsible: its failure is the one to show
-		c.Provider = "verbs"
+		return "iwarp", fmt.Sprintf("no RDMA device of this machine routes to %s", a.Remote)
+	default: // a device is responsible, and its failure is the one to show
+		return "verbs", fmt.Sprintf("an RDMA device is responsible for %s", a.Remote)
 	}
+}
+
+// bindToInterface makes software iWARP use a network interface: it binds the interface's address.
+func bindToInterface(c *session.Config) error {
+	i, err := net.InterfaceByName(c.Interface)
+	if err != nil {
+		return fmt.Errorf("provider iwarp needs a network interface, and %q is none", c.Interface)
+	}
+	name := c.Interface
+	c.Interface = ""
+	if c.Local.IsValid() {
+		return nil
+	}
+	all, err := i.Addrs()
+	if err != nil {
+		return fmt.Errorf("addresses of %s: %w", name, err)
+	}
+	for _, a := range all {
+		p, err := netip.ParsePrefix(a.String())
+		if err != nil || p.Addr().Unmap().Is4() != c.Remote.Is4() || p.Addr().IsLinkLocalUnicast() != c.Remote.IsLinkLocalUnicast() {
+			continue
+		}
+		c.Local = p.Addr().Unmap()
+		if c.Local.IsLinkLocalUnicast() && c.Local.Is6() {
+			c.Local = c.Local.WithZone(name)
+		}
+		return nil
+	}
+	return fmt.Errorf("the interface %s has no address from which %s could be reached", name, c.Remote)
 }
