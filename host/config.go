@@ -88,6 +88,9 @@ func (c *Config) complete() error {
 	orDefault(&c.ShutdownTimeout, 5*time.Second)
 	orDefault(&c.ConnectTimeout, 4*time.Second)
 	orDefault(&c.Address.Port, 4420)
+	if !c.Address.GID {
+		c.Address.Remote = c.Address.Remote.Unmap() // one spelling for one address
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -417,6 +418,16 @@ func TestNamespacesThatCannotBeUsed(t *testing.T) {
 			t.Error(ids)
 		}
 	})
+}
+
+func TestCaseH11OneSpelling(t *testing.T) {
+	for _, a := range []string{"10.0.0.1", "::ffff:10.0.0.1", "::ffff:a00:1"} {
+		cfg := testConfig(newFakeTarget())
+		cfg.Address.Remote = netip.MustParseAddr(a)
+		if err := cfg.complete(); err != nil || cfg.Address.String() != "10.0.0.1:4420" {
+			t.Error(a, "is", cfg.Address, err)
+		}
+	}
 }
 
 func TestConfigErrors(t *testing.T) {
