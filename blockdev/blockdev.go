@@ -86,7 +86,8 @@ type Queue interface {
 	// most wait or until one completed, and returns how many. After 0 the device's own goroutine watches;
 	// after more the caller must poll again, soon, until it gets 0: as long as it does, no event and no
 	// goroutine switch is paid for. It returns 0 at once when another goroutine polls already or nothing is
-	// outstanding. wait 0 looks once.
+	// outstanding. wait 0 looks once; wait below 0 too, but a caller that gets 0 keeps the queue as if it had
+	// got more: it must poll again, soon.
 	Poll(wait time.Duration) int
 }
 

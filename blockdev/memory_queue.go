@@ -143,7 +143,7 @@ func (q *memoryQueue) Poll(wait time.Duration) int {
 			n, next = q.completeDue()
 		}
 	}
-	if n == 0 && next >= 0 {
+	if n == 0 && next >= 0 && wait >= 0 {
 		q.rouse() // the device's own goroutine watches from here on
 	}
 	return n

@@ -112,7 +112,8 @@ type Queue interface {
 	// Poll starts what was submitted, then completes what has come, calling Done on this goroutine, for at
 	// most wait or until at least one was completed, and returns how many. After 0 the queue's own goroutine
 	// watches; after more the caller must poll again, soon, until it gets 0. It returns 0 at once when
-	// another goroutine polls already or nothing is outstanding. wait 0 looks once.
+	// another goroutine polls already or nothing is outstanding. wait 0 looks once; wait below 0 too, but a
+	// caller that gets 0 keeps the queue as if it had got more.
 	Poll(wait time.Duration) int
 	// Outstanding is how many requests wait for their completion.
 	Outstanding() int

@@ -69,6 +69,9 @@ func do(t *testing.T, d blockdev.Device, i int, r *blockdev.Request) error {
 	q := d.Queue(i)
 	q.Submit(r)
 	if i%2 == 1 {
+		for range 3 {
+			q.Poll(-1)
+		}
 		for q.Poll(time.Millisecond) > 0 {
 		}
 	}

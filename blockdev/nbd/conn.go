@@ -20,7 +20,6 @@ const (
 	// spinLimit is the longest a connection waits by polling. What is expected to take longer is waited for in
 	// the kernel at once.
 	spinLimit = 500 * time.Microsecond
-	pollSlice = 20 * time.Microsecond // between two looks at the socket
 )
 
 // spinners is how many connections may wait by polling at one time.
@@ -156,10 +155,9 @@ func (c *conn) loop() error {
 	for {
 		state, err := c.in.parse()
 		if err == nil && c.started {
-			c.started = false
-			if c.queue.Poll(0) == 0 {
-				c.started = true // another goroutine may have been polling: kick before sleeping
-			}
+			// Only look: the queue is handed to the device's own goroutine before this one blocks. Nothing
+			// may have been started if another goroutine polls: that is made good then, too.
+			c.started = c.queue.Poll(-1) == 0
 		}
 		if err != nil {
 			if errors.Is(err, errDone) {
@@ -221,8 +219,8 @@ func (c *conn) wake() {
 // that it pays.
 func (c *conn) waitInput() error {
 	begin := time.Now()
-	limit := 2*c.waitMean + 5*time.Microsecond
-	if limit <= spinLimit {
+	if c.waitMean <= spinLimit*3/4 {
+		limit := min(2*c.waitMean+5*time.Microsecond, spinLimit)
 		select {
 		case c.srv.spinning <- struct{}{}:
 			n, err := c.spin(begin, limit)
@@ -258,33 +256,22 @@ func (c *conn) learn(d time.Duration) {
 	}
 }
 
-// spin alternates between the socket and the device until something was read or the time is over.
+// spin alternates between the socket and the device until something was read or neither had anything for limit.
 func (c *conn) spin(begin time.Time, limit time.Duration) (int, error) {
 	for {
 		n, err := c.in.tryRead()
 		if n > 0 || err != nil {
 			return n, err
 		}
-		if c.busy() {
-			if c.queue.Poll(pollSlice) > 0 {
-				begin = time.Now()
-			}
-			c.flush()
-		} else if time.Since(begin) > limit {
-			return 0, nil
+		if c.queue.Poll(-1) > 0 { // perhaps for others: who looked must go on looking
+			begin = time.Now()
 		}
+		c.flush()
 		if time.Since(begin) > limit {
 			return 0, nil
 		}
 		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
-}
-
-// busy says whether any task is under way.
-func (c *conn) busy() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.free.n < c.total
 }
 
 // waitFor waits for what parse was short of.

@@ -27,11 +27,10 @@ func (q *queue) Poll(wait time.Duration) int {
 	if n == 0 && wait > 0 {
 		n = q.spin(wait)
 	}
-	if n == 0 {
-		n = q.handOver()
-	}
-	if n == 0 {
-		q.owned.Store(false)
+	if n == 0 && wait >= 0 {
+		if n = q.handOver(); n == 0 {
+			q.owned.Store(false)
+		}
 	}
 	q.pollMu.Unlock()
 	return n
