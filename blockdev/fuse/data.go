@@ -2,6 +2,7 @@ package fuse
 
 import (
 	"context"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -72,6 +73,9 @@ func (t *transfer) Done() {
 	f.leave()
 }
 
+// burst is how many requests under way on a device make it likely that the next one is about to come.
+const burst = 4
+
 // run carries out one operation and waits for it. unique is the FUSE request's number, which picks the queue:
 // neighbours share one, so that a burst shares its doorbell and its poll.
 func (t *transfer) run(unique uint64, op blockdev.Op, flags blockdev.Flags, off, n int64, data []byte) error {
@@ -83,6 +87,13 @@ func (t *transfer) run(unique uint64, op blockdev.Op, flags blockdev.Flags, off,
 		return r.Err
 	}
 	start := time.Now()
+	if t.f.gate.n.Load() >= burst {
+		// let others submit first: who goes on first then starts all of it, with one doorbell
+		runtime.Gosched()
+		if t.completed() {
+			return r.Err
+		}
+	}
 	t.await(q)
 	if op <= blockdev.Write {
 		t.f.wait.took(time.Since(start))
