@@ -17,27 +17,37 @@ func TestCommandBytes(t *testing.T) {
 		fill func()
 		want map[int]string // bytes that are not zero, by offset
 	}{
-		{"read", func() { c.FillRead(0x01020304, 0x1122334455667788, 8) },
-			map[int]string{0: "0240", 4: "04030201", 39: "40", 40: "8877665544332211", 48: "07"}},
+		{
+			"read", func() { c.FillRead(0x01020304, 0x1122334455667788, 8) },
+			map[int]string{0: "0240", 4: "04030201", 39: "40", 40: "8877665544332211", 48: "07"},
+		},
 		{"read of 65536 blocks", func() { c.FillRead(1, 0, MaxBlocks) }, map[int]string{0: "0240", 4: "01", 39: "40", 48: "ffff"}},
 		{"write fua", func() { c.FillWrite(1, 5, 1, true) }, map[int]string{0: "0140", 4: "01", 39: "40", 40: "05", 51: "40"}},
 		{"write zeroes", func() { c.FillWriteZeroes(1, 5, 2, true, true) }, map[int]string{0: "0840", 4: "01", 39: "40", 40: "05", 48: "01", 51: "42"}},
 		{"flush", func() { c.FillFlush(AllNamespaces) }, map[int]string{0: "0040", 4: "ffffffff", 39: "40"}},
 		{"deallocate", func() { c.FillDatasetManagement(2, 256) }, map[int]string{0: "0940", 4: "02", 39: "40", 40: "ff", 44: "04"}},
 		{"identify", func() { c.FillIdentify(CNSController, 0, 0x0102) }, map[int]string{0: "0640", 39: "40", 40: "01", 42: "0201"}},
-		{"log", func() { c.FillGetLogPage(LogDiscovery, 0, 0x0102030405060708, 1<<20, true) },
-			map[int]string{0: "0240", 39: "40", 40: "7080ffff", 44: "0300", 48: "0807060504030201"}},
-		{"set queues", func() { c.FillSetFeatures(FeatureNumberOfQueues, 0, uint32(MakeQueueCount(4))) },
-			map[int]string{0: "0940", 39: "40", 40: "07", 44: "03000300"}},
+		{
+			"log", func() { c.FillGetLogPage(LogDiscovery, 0, 0x0102030405060708, 1<<20, true) },
+			map[int]string{0: "0240", 39: "40", 40: "7080ffff", 44: "0300", 48: "0807060504030201"},
+		},
+		{
+			"set queues", func() { c.FillSetFeatures(FeatureNumberOfQueues, 0, uint32(MakeQueueCount(4))) },
+			map[int]string{0: "0940", 39: "40", 40: "07", 44: "03000300"},
+		},
 		{"get kato", func() { c.FillGetFeatures(FeatureKeepAlive, 0) }, map[int]string{0: "0a40", 39: "40", 40: "0f"}},
 		{"aer", func() { c.FillAsyncEventRequest() }, map[int]string{0: "0c40", 39: "40"}},
 		{"keep alive", func() { c.FillKeepAlive() }, map[int]string{0: "1840", 39: "40"}},
 		{"abort", func() { c.FillAbort(3, 0x1234) }, map[int]string{0: "0840", 39: "40", 40: "03003412"}},
-		{"connect", func() { c.FillConnect(2, 128, ConnectNoFlowControl, 5000) },
-			map[int]string{0: "7f40", 4: "01", 39: "40", 42: "02007f0004", 48: "8813"}},
+		{
+			"connect", func() { c.FillConnect(2, 128, ConnectNoFlowControl, 5000) },
+			map[int]string{0: "7f40", 4: "01", 39: "40", 42: "02007f0004", 48: "8813"},
+		},
 		{"get CAP", func() { c.FillPropertyGet(PropertyCAP) }, map[int]string{0: "7f40", 4: "04", 39: "40", 40: "01"}},
-		{"set CC", func() { c.FillPropertySet(PropertyCC, uint64(EnableConfiguration)) },
-			map[int]string{0: "7f40", 39: "40", 44: "14", 48: "010046"}},
+		{
+			"set CC", func() { c.FillPropertySet(PropertyCC, uint64(EnableConfiguration)) },
+			map[int]string{0: "7f40", 39: "40", 44: "14", 48: "010046"},
+		},
 		{"disconnect", func() { c.FillDisconnect() }, map[int]string{0: "7f40", 4: "08", 39: "40"}},
 	} {
 		for i := range c {

@@ -19,9 +19,11 @@ type codec struct {
 type appender interface{ Append([]byte) []byte }
 
 func of[T appender](name string, min int, parse func([]byte) (T, error)) codec {
-	return codec{name, min,
+	return codec{
+		name, min,
 		func(b []byte) (any, error) { return parse(b) },
-		func(v any) []byte { return v.(T).Append(nil) }}
+		func(v any) []byte { return v.(T).Append(nil) },
+	}
 }
 
 type nsList []uint32
