@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -27,6 +28,21 @@ func newExporter(spec session.ExportSpec, s session.Surroundings) (session.Expor
 	default:
 		return nil, nil
 	}
+}
+
+// closeOrForce ends an export: in an orderly way for half of the time that ctx has, because it may have come into use
+// a moment ago, or its last requests may not end; then by force.
+func closeOrForce(ctx context.Context, force bool, end func(ctx context.Context, force bool) error) error {
+	if force {
+		return end(ctx, true)
+	}
+	orderly, cancel := context.WithTimeout(ctx, exportCloseLimit/2)
+	defer cancel()
+	err := end(orderly, false)
+	if err != nil {
+		err = errors.Join(err, end(ctx, true))
+	}
+	return err
 }
 
 // openStateDir is the state directory, which knows how to clear away what exports leave.

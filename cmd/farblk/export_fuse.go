@@ -102,11 +102,7 @@ func (e *fuseExport) Close(ctx context.Context, force bool) error {
 	if m == nil {
 		return nil
 	}
-	err := m.Unmount(ctx, force)
-	if err != nil && !force { // it came into use a moment ago, or its last requests do not end
-		err = errors.Join(err, m.Unmount(ctx, true))
-	}
-	return err
+	return closeOrForce(ctx, force, m.Unmount)
 }
 
 // unmountStale takes a dead mount away; those who have a file of it open only get errors anyway. A folder of ours

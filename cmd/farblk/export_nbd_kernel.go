@@ -136,10 +136,7 @@ func (e *nbdKernel) Close(ctx context.Context, force bool) error {
 	var wg sync.WaitGroup
 	for _, a := range e.all() {
 		wg.Go(func() {
-			err := a.Detach(ctx, force)
-			if err != nil && !force { // it came into use a moment ago, or cannot be synced
-				err = errors.Join(err, a.Detach(ctx, true))
-			}
+			err := closeOrForce(ctx, force, a.Detach)
 			mu.Lock()
 			errs = append(errs, err)
 			mu.Unlock()

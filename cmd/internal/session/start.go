@@ -139,12 +139,16 @@ type Report struct{ w *os.File }
 // Inherited takes the descriptors that Start gave to this process.
 func Inherited(path string) (*Folder, *Config, *Report, error) {
 	unix.CloseOnExec(readyFD)
-	lock, w := os.NewFile(lockFD, "lock"), os.NewFile(readyFD, "ready")
-	if lock == nil || w == nil {
-		return nil, nil, nil, errors.New("this command is farblk's own")
-	}
 	unix.CloseOnExec(lockFD)
+	lock, w := os.NewFile(lockFD, "lock"), os.NewFile(readyFD, "ready")
 	f := &Folder{Path: path, lock: lock}
+	inherited, err := lock.Stat()
+	if err != nil {
+		return nil, nil, nil, errors.New("this command is for farblk itself")
+	}
+	if own, err := os.Stat(f.file("lock")); err != nil || !os.SameFile(own, inherited) {
+		return nil, nil, nil, errors.New("this command is for farblk itself")
+	}
 	c, err := readConfig(path)
 	if err == nil {
 		err = f.Own()
