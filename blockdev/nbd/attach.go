@@ -27,17 +27,19 @@ type AttachConfig struct {
 	Device blockdev.Device
 	// ReadOnly refuses writes also to a device that takes them.
 	ReadOnly bool
-	// Connections is how many sockets the device has, which is also its number of hardware queues; as many as
-	// the device has queues, but at most one for each processor, if 0.
+	// Connections is how many sockets the device has, which is also its number of hardware queues; 1 if 0. With
+	// one the kernel waits for each request as long as it takes, and sends what a killed owner had not answered
+	// again within seconds of a Reattach. With several it does either only after RequestTimeout.
 	Connections int
 	// Identifier is kept by the kernel. A later Reattach must give the same; the device's ID if empty.
 	Identifier string
-	// RequestTimeout is how long a request may take before the kernel gives up its socket and, if there are
-	// several, sends it again on another, so that a write may happen twice. It must be well above the time
-	// after which the device itself fails requests; one hour if 0, and at most two weeks: the kernel counts it in
-	// 32 bits of up to 1,000 a second.
+	// RequestTimeout matters with several connections only: it is how long a request may take before the kernel
+	// gives up its socket and sends it again on another, so that a write may happen twice. It must be well above
+	// the time after which the device itself fails requests; one hour if 0, and at most two weeks, because the
+	// kernel counts it in 32 bits of up to 1,000 a second.
 	RequestTimeout time.Duration
-	// DeadTimeout is how long requests wait for a Reattach when this process is gone; two minutes if 0.
+	// DeadTimeout is how long new requests wait for a Reattach when this process is gone, before they fail; two
+	// minutes if 0. Those that the process had taken wait until there is a Reattach or DetachIndex.
 	DeadTimeout time.Duration
 	// BusyTimeout is how long to wait for an index that is still being torn down; 2 s if 0.
 	BusyTimeout time.Duration
@@ -52,6 +54,7 @@ const (
 	maxBlock         = 4096      // the kernel takes no block larger than its page
 	longestTimeout   = 14 * 24 * time.Hour
 	readyTimeout     = 5 * time.Second
+	lookAgain        = 10 * time.Second     // how often the kernel looks at a request that takes long
 	pollInterval     = 5 * time.Millisecond // between looks at sysfs, which gives no events for these
 )
 
@@ -64,7 +67,7 @@ func (c *AttachConfig) setDefaults() error {
 		return fmt.Errorf("nbd: attach: blocks of %d bytes are more than the kernel's NBD driver takes (%d)", info.BlockSize, maxBlock)
 	}
 	if c.Connections <= 0 {
-		c.Connections = min(c.Device.Queues(), runtime.NumCPU())
+		c.Connections = 1
 	}
 	if c.Identifier == "" {
 		c.Identifier = info.ID
@@ -89,6 +92,15 @@ func (c *AttachConfig) setDefaults() error {
 	return nil
 }
 
+// kernelTimeout is NBD_ATTR_TIMEOUT. 0 would not keep a device with several sockets from giving up one of them
+// after 30 s; it does keep a device with one.
+func (c *AttachConfig) kernelTimeout(sockets int) time.Duration {
+	if sockets == 1 {
+		return 0
+	}
+	return c.RequestTimeout
+}
+
 // Attachment is a device that the kernel has as /dev/nbdN, served by this process.
 type Attachment struct {
 	Path  string // "/dev/nbdN"
@@ -98,6 +110,7 @@ type Attachment struct {
 	srv     *Server
 	export  *export
 	backend string
+	sockets int
 	lock    *os.File      // nil if there could be none
 	retire  chan struct{} // closed: the thread that connected may end
 	named   chan struct{} // closed: Path and Index are set
@@ -142,13 +155,14 @@ func Attach(ctx context.Context, c AttachConfig) (*Attachment, error) {
 	info := a.export.info.Load()
 	err = a.connect(ctx, kernelSettings{
 		index: c.Index, size: info.Size, blockSize: info.BlockSize, flags: a.export.flags(false),
-		timeout: c.RequestTimeout, deadTimeout: c.DeadTimeout, fds: descriptors(theirs), backend: a.backend,
+		timeout: c.kernelTimeout(c.Connections), deadTimeout: c.DeadTimeout, fds: descriptors(theirs), backend: a.backend,
 	}, theirs)
 	if err != nil {
 		a.discard()
 		return nil, fmt.Errorf("nbd: attach: %w", err)
 	}
 	a.size = info.Size
+	a.lookSooner()
 	if err = a.begin(ctx); err != nil {
 		detachCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyTimeout)
 		defer cancel()
@@ -183,7 +197,8 @@ func Reattach(ctx context.Context, c AttachConfig) (*Attachment, error) {
 	a.size = info.Size
 	replaceCtx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	if err := a.replace(replaceCtx, max(1, state.queues), info.Size); err != nil {
+	a.sockets = max(1, state.queues)
+	if err := a.replace(replaceCtx, a.sockets, info.Size); err != nil {
 		a.discard()
 		return nil, fmt.Errorf("nbd: reattach: %w", err)
 	}
@@ -196,7 +211,7 @@ func Reattach(ctx context.Context, c AttachConfig) (*Attachment, error) {
 
 func newAttachment(c AttachConfig) (*Attachment, error) {
 	a := &Attachment{
-		cfg: c, backend: identifierPrefix + c.Identifier,
+		cfg: c, backend: identifierPrefix + c.Identifier, sockets: c.Connections,
 		srv:    NewServer(Config{MaxConnections: 4 * 1024, Logger: c.Logger}),
 		retire: make(chan struct{}), named: make(chan struct{}), stop: make(chan struct{}), resize: make(chan struct{}, 1),
 	}
@@ -451,9 +466,10 @@ func (a *Attachment) replace(ctx context.Context, n int, size int64) error {
 		}
 		_, err = kernelCall(nlReconfigure, kernelSettings{
 			index: a.Index, size: size, backend: a.backend, fds: descriptors(theirs),
-			timeout: a.cfg.RequestTimeout, deadTimeout: a.cfg.DeadTimeout,
+			timeout: a.cfg.kernelTimeout(a.sockets), deadTimeout: a.cfg.DeadTimeout,
 		})
 		closeAll(theirs)
+		a.lookSooner()
 		if err == nil && peerAlive(ours[0]) {
 			a.serve(ours[0], number)
 			number++
@@ -470,6 +486,18 @@ func (a *Attachment) replace(ctx context.Context, n int, size int64) error {
 		}
 	}
 	return nil
+}
+
+// lookSooner shortens the time between the kernel's looks at a request that takes long, when all a look can lead
+// to is that the request goes to the new socket: 30 s otherwise. CONNECT and RECONFIGURE set it back.
+func (a *Attachment) lookSooner() {
+	if a.sockets > 1 {
+		return
+	}
+	milliseconds := strconv.FormatInt(lookAgain.Milliseconds(), 10)
+	if err := os.WriteFile(sysPath(a.Index, "queue", "io_timeout"), []byte(milliseconds), 0o644); err != nil {
+		a.cfg.Logger.Warn("nbd: recovery after a crash will take longer", "device", a.Path, "err", err)
+	}
 }
 
 // peerAlive says whether the other end of a socket pair is still open somewhere.

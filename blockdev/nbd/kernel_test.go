@@ -339,7 +339,7 @@ func beOwner(path string) error {
 	if err != nil {
 		return err
 	}
-	a, err := Attach(context.Background(), AttachConfig{Index: -1, Device: d, Connections: 2})
+	a, err := Attach(context.Background(), AttachConfig{Index: -1, Device: d})
 	if err != nil {
 		return err
 	}
@@ -356,6 +356,7 @@ func TestCaseE08Recovery(t *testing.T) {
 		"--iodepth=16", "--rw=randwrite", "--bs=4k", "--size=32m", "--io_size=96m", "--verify=crc32c", "--verify_state_save=0", "--verify_fatal=1", "--minimal")
 	var out bytes.Buffer
 	load.Stdout, load.Stderr = &out, &out
+	load.WaitDelay = time.Second
 	if err := load.Start(); err != nil {
 		t.Fatal(err)
 	}
