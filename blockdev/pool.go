@@ -90,6 +90,13 @@ func (p *Pool) Leased() int {
 	return p.leased
 }
 
+// Contended says whether somebody waits for a buffer: time to look at those who hold theirs for long.
+func (p *Pool) Contended() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.waiters) > 0
+}
+
 // Collect is the right to wait for a buffer while holding another that is not given back before: who sent to the
 // channel has it, and receives from it after the last buffer was leased or later. Without it two who want
 // several buffers could each hold half of the pool and wait for the other half.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"runtime"
 	"sync"
 	"syscall"
@@ -91,8 +92,8 @@ func newConn(s *Server, sock net.Conn, a agreed, number int) (*conn, error) {
 // stop makes the connection end after the requests that were received. It does not wait.
 func (c *conn) stop() {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.stopping = true
-	c.mu.Unlock()
 	c.cancel()
 	// wakes run, which may be waiting for a request; replies still go out
 	_ = c.sock.SetReadDeadline(time.Unix(1, 0))
@@ -116,6 +117,38 @@ func (c *conn) failLocked(err error) {
 	}
 }
 
+// errStalled ends a connection that holds what others wait for.
+var errStalled = errors.New("the client stopped in the midst of a transfer while others wait for its buffer")
+
+// mayStall runs a transfer that waits for the client, again and again as long as nobody needs the buffers that
+// it holds. set is the socket's SetReadDeadline or SetWriteDeadline.
+func (c *conn) mayStall(set func(time.Time) error, transfer func() error) error {
+	deadline := func(t time.Time) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if !c.stopping { // else stop's deadline stands
+			_ = set(t)
+		}
+	}
+	defer deadline(time.Time{})
+	for {
+		deadline(time.Now().Add(c.srv.cfg.StallTimeout))
+		err := transfer()
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		c.mu.Lock()
+		stopping := c.stopping
+		c.mu.Unlock()
+		if stopping {
+			return err
+		}
+		if c.pool.Contended() {
+			return errStalled
+		}
+	}
+}
+
 // run serves requests until the client leaves or the server stops, and returns when no request is under way
 // and no buffer is held.
 func (c *conn) run() error {
@@ -126,7 +159,7 @@ func (c *conn) run() error {
 		c.fail(err)
 	}
 	c.in.abandon()
-	_ = c.sock.SetWriteDeadline(time.Now().Add(c.srv.cfg.CloseTimeout / 2)) // who leaves must take what is due
+	c.stop() // who leaves must take what is due
 	for c.queue.Poll(0) > 0 {
 		c.flush()
 	}
@@ -240,7 +273,12 @@ func (c *conn) waitInput() error {
 	}
 	c.kick()
 	c.sleep()
-	err := c.in.waitRead()
+	var err error
+	if c.in.fill == nil {
+		_, err = c.in.waitRead()
+	} else {
+		err = c.mayStall(c.sock.SetReadDeadline, func() error { _, err := c.in.waitRead(); return err })
+	}
 	c.wake()
 	c.learn(time.Since(begin))
 	return err

@@ -60,8 +60,8 @@ func (in *receiver) init(c *conn) {
 }
 
 // tryRead reads what is there, if anything: 0 and no error if not. waitRead waits for some.
-func (in *receiver) tryRead() (int, error) { return in.receive(in.try) }
-func (in *receiver) waitRead() error       { _, err := in.receive(in.wait); return err }
+func (in *receiver) tryRead() (int, error)  { return in.receive(in.try) }
+func (in *receiver) waitRead() (int, error) { return in.receive(in.wait) }
 
 func (in *receiver) receive(f func(fd uintptr) bool) (int, error) {
 	if in.begin == in.end {
@@ -72,7 +72,7 @@ func (in *receiver) receive(f func(fd uintptr) bool) (int, error) {
 	}
 	if err := in.c.raw.Read(f); err != nil {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return 0, in.c.waitError(err)
+			err = in.c.waitError(err)
 		}
 		return 0, err
 	}

@@ -115,9 +115,10 @@ func (c *conn) flush() {
 // writer sends what the socket did not take at once.
 func (c *conn) writer() {
 	defer close(c.writerEnd)
+	send := func() error { return c.raw.Write(c.out.all) }
 	for range c.writerDo {
 		s := &c.out
-		if err := c.raw.Write(s.all); err != nil {
+		if err := c.mayStall(c.sock.SetWriteDeadline, send); err != nil {
 			s.err = err
 		}
 		c.mu.Lock()

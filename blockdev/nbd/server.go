@@ -20,6 +20,9 @@ type Config struct {
 	MaxConnections int
 	// HandshakeTimeout is how long a client has to negotiate; 10 s if 0.
 	HandshakeTimeout time.Duration
+	// StallTimeout is how long a client may stop in the midst of sending a payload or taking a reply, and with
+	// it hold a buffer, once others wait for one; 30 s if 0. While nobody waits it may stop as long as it likes.
+	StallTimeout time.Duration
 	// CloseTimeout is how long Close waits for requests under way; 10 s if 0.
 	CloseTimeout time.Duration
 	// Logger gets connects, disconnects and protocol errors; nothing if nil.
@@ -53,6 +56,9 @@ func NewServer(c Config) *Server {
 	}
 	if c.HandshakeTimeout <= 0 {
 		c.HandshakeTimeout = 10 * time.Second
+	}
+	if c.StallTimeout <= 0 {
+		c.StallTimeout = 30 * time.Second
 	}
 	if c.CloseTimeout <= 0 {
 		c.CloseTimeout = 10 * time.Second

@@ -343,6 +343,31 @@ func TestLeave(t *testing.T) {
 	}
 }
 
+// TestStall has clients stop in the midst of a transfer: they may, until somebody needs the buffer.
+func TestStall(t *testing.T) {
+	d := memory(t, blockdev.MemoryConfig{Size: 8 << 20, PoolSize: 1 << 20})
+	_, path := serve(t, Config{StallTimeout: 10 * time.Millisecond}, Export{Name: "n1", Device: d})
+	writer, reader := dial(t, path), dial(t, path)
+	writer.open("n1", false)
+	reader.open("n1", false)
+	half := make([]byte, 500_000)
+	writer.send(append(appendRequest(nil, request{command: cmdWrite, length: 1 << 20}), half...))
+	for d.Pool().Leased() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(50 * time.Millisecond) // several times as long as it may, were there others
+	writer.send(make([]byte, 1<<20-len(half)))
+	if r := writer.next(0); r.errno != 0 {
+		t.Fatalf("%+v", r)
+	}
+	writer.send(append(appendRequest(nil, request{command: cmdWrite, length: 1 << 20}), half...))
+	for d.Pool().Leased() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	reader.read(0, 1<<20) // gets what the writer holds
+	writer.closedAfter(0)
+}
+
 // TestHalfClose closes the sending half: what was asked is still answered.
 func TestHalfClose(t *testing.T) {
 	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20, Latency: 5 * time.Millisecond})
