@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"io"
 	"net"
 	"os"
@@ -81,6 +82,7 @@ func TestScript(t *testing.T) {
 			"silent":      silent,
 			"eventually":  eventually,
 			"interrupt":   interrupt,
+			"nbd-client":  nbdClient,
 		},
 	})
 }
@@ -337,4 +339,23 @@ func terminate(ts *testscript.TestScript, _ bool, _ []string) {
 	if took := time.Since(begin); took > 5*time.Second {
 		ts.Fatalf("took %v", took)
 	}
+}
+
+// nbdClient negotiates with an NBD server (NBD protocol, "Fixed newstyle negotiation", option NBD_OPT_EXPORT_NAME)
+// and stays connected until the script ends.
+func nbdClient(ts *testscript.TestScript, _ bool, args []string) {
+	c, err := net.Dial("unix", args[0])
+	ts.Check(err)
+	ts.Defer(func() { c.Close() })
+	ts.Check(c.SetDeadline(time.Now().Add(10 * time.Second)))
+	_, err = io.ReadFull(c, make([]byte, 18)) // two magics and flags
+	ts.Check(err)
+	b := binary.BigEndian.AppendUint32(nil, 3) // fixed newstyle, no zeroes
+	b = append(b, "IHAVEOPT"...)
+	b = binary.BigEndian.AppendUint32(b, 1)
+	b = binary.BigEndian.AppendUint32(b, uint32(len(args[1])))
+	_, err = c.Write(append(b, args[1]...))
+	ts.Check(err)
+	_, err = io.ReadFull(c, make([]byte, 10)) // size and flags
+	ts.Check(err)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"runtime"
@@ -50,6 +51,8 @@ func (f *Folder) Start(ctx context.Context, args ...string) (*Result, error) {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{f.lock, report} // lockFD, readyFD
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// Nothing else that this process was given may live on in the session, such as a script's lock. (Linux 5.11.)
+	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
 	err = startFlusher(cmd)
 	report.Close()
 	if err != nil {
