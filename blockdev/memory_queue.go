@@ -206,6 +206,8 @@ func (q *memoryQueue) run() {
 func (q *memoryQueue) close() {
 	close(q.stop)
 	<-q.gone
+	q.polling.Lock() // after a poller that is in the midst of completing
+	defer q.polling.Unlock()
 	q.mu.Lock()
 	q.closed = true
 	list := q.submitted
@@ -216,6 +218,4 @@ func (q *memoryQueue) close() {
 		r.Err = ErrClosed
 		r.Done(r)
 	}
-	q.polling.Lock() // a poller that was in the midst of completing
-	q.polling.Unlock()
 }

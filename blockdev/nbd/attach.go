@@ -6,12 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
-	"path/filepath"
 	"runtime"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -238,91 +234,6 @@ func (a *Attachment) discard() {
 	}
 }
 
-// socketPairs makes n pairs of connected sockets: our ends, and the kernel's.
-func socketPairs(n int) (ours []net.Conn, theirs []*os.File, err error) {
-	for range n {
-		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		if err == nil {
-			theirs = append(theirs, os.NewFile(uintptr(fds[1]), "nbd"))
-			for _, fd := range fds { // room for a few long requests; a wish
-				_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 4<<20)
-			}
-			f := os.NewFile(uintptr(fds[0]), "nbd")
-			var c net.Conn
-			if c, err = net.FileConn(f); err == nil {
-				ours = append(ours, c)
-			}
-			f.Close()
-		}
-		if err != nil {
-			closeAll(theirs)
-			for _, c := range ours {
-				c.Close()
-			}
-			return nil, nil, fmt.Errorf("nbd: socket pair: %w", err)
-		}
-	}
-	return ours, theirs, nil
-}
-
-func descriptors(files []*os.File) (fds []int) {
-	for _, f := range files {
-		fds = append(fds, int(f.Fd()))
-	}
-	return fds
-}
-
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
-	}
-}
-
-// serve answers the kernel on one socket. When the kernel has given the socket up, which it does after
-// RequestTimeout, it gets a new one, after all that came in on the old one is done with.
-func (a *Attachment) serve(sock net.Conn, number int) {
-	if !a.srv.admit(sock) {
-		return
-	}
-	a.running.Go(func() {
-		err := func() error {
-			defer func() {
-				sock.Close()
-				a.srv.forget(sock)
-			}()
-			c, err := newConn(a.srv, sock, agreed{export: a.export}, number)
-			if err != nil {
-				return err
-			}
-			a.srv.transmit(c)
-			if c.farewell {
-				return nil
-			}
-			return io.ErrUnexpectedEOF
-		}()
-		select {
-		case <-a.stop:
-			return
-		default:
-		}
-		select {
-		case <-a.named:
-		default: // the kernel never had it
-			return
-		}
-		if err == nil {
-			a.cfg.Logger.Info("nbd: the kernel disconnected", "device", a.Path)
-			return
-		}
-		a.cfg.Logger.Warn("nbd: the kernel gave up a socket; giving it a new one", "device", a.Path)
-		ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
-		defer cancel()
-		if err := a.replace(ctx, 1, 0); err != nil && !errors.Is(err, net.ErrClosed) {
-			a.cfg.Logger.Error("nbd: the kernel took no new socket", "device", a.Path, "err", err)
-		}
-	})
-}
-
 // connect has the kernel make the device, on a thread that lives as long as the attachment: its number is what
 // the kernel shows as the device's owner. It closes theirs when the kernel has them.
 func (a *Attachment) connect(ctx context.Context, k kernelSettings, theirs []*os.File) error {
@@ -451,70 +362,6 @@ func (a *Attachment) setSize(size int64) error {
 	return nil
 }
 
-// replace gives the kernel n new sockets in place of n that are dead, and waits until it took them: it notices
-// that a socket is dead only after its end is closed.
-func (a *Attachment) replace(ctx context.Context, n int, size int64) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for number := 0; number < n; {
-		if a.detached {
-			return net.ErrClosed
-		}
-		ours, theirs, err := socketPairs(1)
-		if err != nil {
-			return err
-		}
-		_, err = kernelCall(nlReconfigure, kernelSettings{
-			index: a.Index, size: size, backend: a.backend, fds: descriptors(theirs),
-			timeout: a.cfg.kernelTimeout(a.sockets), deadTimeout: a.cfg.DeadTimeout,
-		})
-		closeAll(theirs)
-		a.lookSooner()
-		if err == nil && peerAlive(ours[0]) {
-			a.serve(ours[0], number)
-			number++
-			continue
-		}
-		ours[0].Close()
-		if err != nil {
-			return fmt.Errorf("reconfigure %s: %w", a.Path, err)
-		}
-		select { // no dead socket yet, or no more of them
-		case <-ctx.Done():
-			return fmt.Errorf("%s has other sockets that still live: %w", a.Path, ctx.Err())
-		case <-time.After(pollInterval):
-		}
-	}
-	return nil
-}
-
-// lookSooner shortens the time between the kernel's looks at a request that takes long, when all a look can lead
-// to is that the request goes to the new socket: 30 s otherwise. CONNECT and RECONFIGURE set it back.
-func (a *Attachment) lookSooner() {
-	if a.sockets > 1 {
-		return
-	}
-	milliseconds := strconv.FormatInt(lookAgain.Milliseconds(), 10)
-	if err := os.WriteFile(sysPath(a.Index, "queue", "io_timeout"), []byte(milliseconds), 0o644); err != nil {
-		a.cfg.Logger.Warn("nbd: recovery after a crash will take longer", "device", a.Path, "err", err)
-	}
-}
-
-// peerAlive says whether the other end of a socket pair is still open somewhere.
-func peerAlive(c net.Conn) bool {
-	raw, err := rawConn(c)
-	if err != nil {
-		return false
-	}
-	alive := false
-	_ = raw.Control(func(fd uintptr) {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}}
-		n, err := unix.Poll(p, 0)
-		alive = err == nil && (n == 0 || p[0].Revents&(unix.POLLHUP|unix.POLLRDHUP) == 0)
-	})
-	return alive
-}
-
 // waitFree waits until index has no user, not even one that is just leaving.
 func waitFree(ctx context.Context, index int, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -533,32 +380,4 @@ func waitFree(ctx context.Context, index int, timeout time.Duration) error {
 		case <-time.After(pollInterval):
 		}
 	}
-}
-
-const defaultLockDir = "/run/lock/farblk"
-
-// lockIndex takes the lock file of an index, which is held as long as the file is open. It waits for timeout.
-func lockIndex(ctx context.Context, dir string, index int, timeout time.Duration) (*os.File, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(filepath.Join(dir, "nbd"+strconv.Itoa(index)+".lock"), os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	for end := time.Now().Add(timeout); ; {
-		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
-			return f, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) || ctx.Err() != nil {
-			f.Close()
-			return nil, fmt.Errorf("%s: %w", f.Name(), err)
-		}
-		time.Sleep(pollInterval)
-	}
-}
-
-// ownIdentifier says whether an identifier was given by Attach, and gives the caller's part.
-func ownIdentifier(backend string) (string, bool) {
-	return strings.CutPrefix(backend, identifierPrefix)
 }

@@ -3,8 +3,12 @@ package nbd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,4 +53,32 @@ func Stale(lockDir string) ([]StaleDevice, error) {
 		out = append(out, StaleDevice{Index: i, Path: devPath(i), Identifier: id, Size: s.size})
 	}
 	return out, nil
+}
+
+const defaultLockDir = "/run/lock/farblk"
+
+// lockIndex takes the lock file of an index, which is held as long as the file is open. It waits for timeout.
+func lockIndex(ctx context.Context, dir string, index int, timeout time.Duration) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "nbd"+strconv.Itoa(index)+".lock"), os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(timeout); ; {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) || ctx.Err() != nil {
+			f.Close()
+			return nil, fmt.Errorf("%s: %w", f.Name(), err)
+		}
+		time.Sleep(pollInterval)
+	}
+}
+
+// ownIdentifier says whether an identifier was given by Attach, and gives the caller's part.
+func ownIdentifier(backend string) (string, bool) {
+	return strings.CutPrefix(backend, identifierPrefix)
 }
