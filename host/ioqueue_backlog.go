@@ -75,15 +75,20 @@ func (io *ioQueue) starved(r *blockdev.Request) bool {
 	return r.Op == blockdev.Discard && len(io.ranges) == 0
 }
 
-// restoreDiscard lets a request go on that waits for a buffer for ranges, now that there is one. io.mu is held.
-func (io *ioQueue) restoreDiscard() {
+// restoreDiscard lets one request go on that waits for a buffer for ranges, if there is one now, and says
+// whether it did. io.mu is held.
+func (io *ioQueue) restoreDiscard() bool {
+	if len(io.ranges) == 0 {
+		return false
+	}
 	for _, q := range io.queues {
 		if q.discards.head != nil {
 			q.waiting.pushFront(q.discards.pop())
 			q.enlist()
-			return
+			return true
 		}
 	}
+	return false
 }
 
 func (q *nsQueue) enlist() {
@@ -105,7 +110,8 @@ func (io *ioQueue) pump(list *requestList) (sent bool) {
 		return false
 	}
 	sent = io.resend(list)
-	for io.backlog != nil && io.inFlight < io.limit && io.free != nil {
+	// What takes a discard's turn may have ended without taking its buffer: then it is the next one's.
+	for (io.backlog != nil || io.restoreDiscard()) && io.inFlight < io.limit && io.free != nil {
 		q := io.backlog.next // the first
 		g := q.ns.geometry.Load()
 		before := io.inFlight

@@ -107,6 +107,7 @@ func (io *ioQueue) remove(q *nsQueue) <-chan struct{} {
 	}
 	io.mu.Unlock()
 	list.deliver()
+	io.wake() // others may have waited for what q had
 	return drained
 }
 
