@@ -3,7 +3,9 @@ package iwarp_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -14,7 +16,16 @@ import (
 	"farblk/transport/verbs/iwarp"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if what := os.Getenv("FARBLK_BENCH_TARGET"); what != "" {
+		if err := serve(what); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // end is one side of a connection under test.
 type end struct {
@@ -28,24 +39,31 @@ type end struct {
 
 const (
 	endMemory = 4 << 20
-	endDepth  = 64
+	endDepth  = 128
 )
 
-func newEnd(t testing.TB, c verbs.Conn) *end {
-	e := &end{t: t, conn: c}
+func makeEnd(c verbs.Conn) (*end, error) {
+	e := &end{conn: c}
 	var err error
 	if e.pd, err = c.NewPD(); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	if e.qp, err = c.NewQP(e.pd, verbs.QPConfig{SendDepth: endDepth, RecvDepth: endDepth}); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	if e.mem, err = unix.Mmap(-1, 0, endMemory, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE); err != nil {
+		return nil, err
+	}
+	e.mr, err = e.pd.Register(e.mem, verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite)
+	return e, err
+}
+
+func newEnd(t testing.TB, c verbs.Conn) *end {
+	e, err := makeEnd(c)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if e.mr, err = e.pd.Register(e.mem, verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite); err != nil {
-		t.Fatal(err)
-	}
+	e.t = t
 	t.Cleanup(func() {
 		e.conn.Close()
 		e.mr.Close()

@@ -146,6 +146,9 @@ func (q *qp) enqueue(wrs []verbs.SendWR) (int, error) {
 		var need verbs.Access
 		if w.Op == verbs.OpRDMARead {
 			need = verbs.LocalWrite
+			if t.ord == 0 && q.state.Load() == stateUp {
+				return n, fmt.Errorf("work request %d: %v, and the peer serves none: %w", n, w.Op, verbs.ErrUnsupported)
+			}
 		} else if w.Op > verbs.OpRDMARead {
 			return n, fmt.Errorf("work request %d: %v in the send queue", n, w.Op)
 		}
@@ -287,9 +290,7 @@ func (q *qp) flushSends() {
 	t.readsOut = 0
 	t.message = message{}
 	t.answers = answers{}
-	if t.pending {
-		t.pending = false
-	}
+	t.pending = false
 }
 
 // build fills the batch; false means that there is nothing to send.
