@@ -212,6 +212,46 @@ func TestCaseE15Busy(t *testing.T) {
 	}
 }
 
+// TestCaseE06ConnectError connects to a busy index: the answer is that, and not what is left of a command before.
+func TestCaseE06ConnectError(t *testing.T) {
+	ctx := needKernel(t)
+	d := memory(t, blockdev.MemoryConfig{Size: 8 << 20})
+	a := attach(t, ctx, AttachConfig{Index: -1, Device: d})
+	if err := d.Resize(4 << 20); err != nil { // leads to a RECONFIGURE
+		t.Fatal(err)
+	}
+	ours, theirs, err := socketPairs(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours[0].Close()
+	defer closeAll(theirs)
+	for range 10 {
+		if _, err := kernelCall(nlConnect, kernelSettings{index: a.Index, size: 4096, fds: descriptors(theirs)}); !errors.Is(err, unix.EBUSY) {
+			t.Errorf("CONNECT: %v", err)
+		}
+	}
+	detach(t, ctx, a)
+}
+
+// TestCaseE09Timeouts attaches one index twice, with other timeouts: the first are not to stay.
+func TestCaseE09Timeouts(t *testing.T) {
+	ctx := needKernel(t)
+	d := memory(t, blockdev.MemoryConfig{Size: 8 << 20})
+	for _, c := range []struct {
+		connections int
+		timeout     time.Duration
+		want        string
+	}{{2, 100 * time.Second, "100000"}, {1, 100 * time.Second, "10000"}, {2, 1000 * time.Hour, "1209600000"}} {
+		a := attach(t, ctx, AttachConfig{Index: 4, Device: d, Connections: c.connections, RequestTimeout: c.timeout})
+		got, err := os.ReadFile(sysPath(4, "queue", "io_timeout"))
+		if strings.TrimSpace(string(got)) != c.want {
+			t.Errorf("%d connections: the kernel's timeout is %s ms (%v), want %s", c.connections, got, err, c.want)
+		}
+		detach(t, ctx, a)
+	}
+}
+
 // TestCaseE05Churn attaches and detaches one index again and again, and once nothing is left.
 func TestCaseE05Churn(t *testing.T) {
 	ctx := needKernel(t)
