@@ -28,10 +28,10 @@ func (h *host) enableEvents(bits uint32) {
 }
 
 func TestCaseH34NamespaceEvents(t *testing.T) {
-	for name, config := range stores {
+	for name, store := range stores {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t, target.Config{})
-			s := b.subsystem(config(t))
+			b := newBed(t, target.Config{}, store.wrap...)
+			s := b.subsystem(store.config(t))
 			h := connectHost(t, b.addr, subNQN, 1, 32, 0)
 			h.enableEvents(nvme.EventsNamespace)
 

@@ -2,6 +2,7 @@ package target_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -24,19 +25,45 @@ func random(n int) []byte {
 	return b
 }
 
-// stores are the kinds of namespaces that all I/O tests run on.
-var stores = map[string]func(t *testing.T) target.NamespaceConfig{
-	"memory": func(*testing.T) target.NamespaceConfig { return target.NamespaceConfig{Size: 8 << 20} },
-	"file": func(t *testing.T) target.NamespaceConfig {
-		return target.NamespaceConfig{Size: 8 << 20, File: filepath.Join(t.TempDir(), "disk")}
-	},
+// store is a kind of namespace that I/O tests run on, and how it is reached.
+type store struct {
+	config func(t *testing.T) target.NamespaceConfig
+	wrap   []func(verbs.Listener) verbs.Listener
 }
 
+var stores = map[string]store{
+	"memory": {config: inMemory},
+	"direct": {config: inMemory, wrap: []func(verbs.Listener) verbs.Listener{asHardware}},
+	"file": {config: func(t *testing.T) target.NamespaceConfig {
+		return target.NamespaceConfig{Size: 8 << 20, File: filepath.Join(t.TempDir(), "disk")}
+	}},
+}
+
+func inMemory(*testing.T) target.NamespaceConfig { return target.NamespaceConfig{Size: 8 << 20} }
+
+// asHardware hides that the provider is software, so that namespaces' memory is
+// used as with a device.
+func asHardware(l verbs.Listener) verbs.Listener { return hardwareListener{l} }
+
+type hardwareListener struct{ verbs.Listener }
+
+func (l hardwareListener) Accept(ctx context.Context) (verbs.Conn, error) {
+	c, err := l.Listener.Accept(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return hardwareConn{c}, nil
+}
+
+type hardwareConn struct{ verbs.Conn }
+
+func (hardwareConn) Provider() string { return "verbs" }
+
 func TestReadWrite(t *testing.T) {
-	for name, config := range stores {
+	for name, store := range stores {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t, target.Config{})
-			s := b.subsystem(config(t))
+			b := newBed(t, target.Config{}, store.wrap...)
+			s := b.subsystem(store.config(t))
 			h := connectHost(t, b.addr, subNQN, 1, 32, 0)
 			q := h.io[0]
 			for _, tt := range []struct {
@@ -77,10 +104,10 @@ func TestReadWrite(t *testing.T) {
 }
 
 func TestDeallocate(t *testing.T) {
-	for name, config := range stores {
+	for name, store := range stores {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t, target.Config{})
-			s := b.subsystem(config(t))
+			b := newBed(t, target.Config{}, store.wrap...)
+			s := b.subsystem(store.config(t))
 			q := connectHost(t, b.addr, subNQN, 1, 32, 0).io[0]
 			if err := s.WriteAt(1, random(8<<20), 0); err != nil {
 				t.Fatal(err)
@@ -126,10 +153,10 @@ func TestDeallocate(t *testing.T) {
 // TestManyAtOnce keeps a queue full with overlapping sizes, so that commands
 // have to wait for bounce memory, for RDMA READs and for work requests.
 func TestManyAtOnce(t *testing.T) {
-	for name, config := range stores {
+	for name, store := range stores {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t, target.Config{ReadDepth: 3})
-			b.subsystem(config(t))
+			b := newBed(t, target.Config{ReadDepth: 3}, store.wrap...)
+			b.subsystem(store.config(t))
 			q := connectHost(t, b.addr, subNQN, 1, 64, 0).io[0]
 			const n = 48 << 10
 			want := random(63 * n)
@@ -382,4 +409,28 @@ func (h *host) aer() uint16 {
 	var c nvme.Command
 	c.FillAsyncEventRequest()
 	return h.admin.send(c, nil)
+}
+
+func TestFlowControlOff(t *testing.T) {
+	b := newBed(t, target.Config{})
+	b.subsystem(target.NamespaceConfig{Size: 1 << 20})
+	h := connectHost(t, b.addr, subNQN, 0, 0, 0)
+	cqe := h.admin.do(func(c *nvme.Command) { c.FillPropertyGet(nvme.PropertyCSTS) })
+	if cqe.SQHD() == 0 {
+		t.Error("the head stands still with flow control on")
+	}
+	q, err := dial(t, b.addr, 1, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := nvme.HostIDOf(hostNQN)
+	p, sgl := q.data(0, nvme.ConnectDataSize)
+	copy(p, nvme.ConnectData{HostID: id, CNTLID: h.id, SubNQN: subNQN, HostNQN: hostNQN}.Append(nil))
+	cqe = q.do(func(c *nvme.Command) {
+		c.FillConnect(1, 32, nvme.ConnectNoFlowControl, 0)
+		c.SetSGL(sgl)
+	})
+	if cqe.SQHD() != 0xFFFF {
+		t.Errorf("flow control was not switched off: head %#x", cqe.SQHD())
+	}
 }
