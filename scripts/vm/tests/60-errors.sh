@@ -18,8 +18,8 @@ refuses 'no RDMA device' farblk discover --provider verbs -a 127.0.0.1
 clean
 
 # without the nbd module
-mkdir -p /run/hidden
-find "$modules" -name 'nbd.ko*' -exec mv -t /run/hidden {} +
+module=$(find "$modules/" -name 'nbd.ko*')
+must mv "$module" /run/
 must links
 d=$(disk disk1 16) || bail "a disk"
 must subsystem "$nqn" "$d"
@@ -29,9 +29,7 @@ must port 2 rdma "$b" 4420 "$nqn" nqn.2024-01.org.example:closed
 must port 3 tcp "$b" 4421 "$nqn"
 refuses 'nbd.*(module|kernel)|modprobe nbd' farblk connect -a "$b" -n "$nqn" --export nbd
 clean
-nbd=$(find /run/hidden -name 'nbd.ko*')
-must mv "$nbd" "$(dirname "$(find "$modules" -name 'null_blk.ko*')")/.."
-must depmod
+must mv "/run/${module##*/}" "$module"
 must modprobe nbd nbds_max=2
 
 for at in "$a" "$b"; do
