@@ -45,6 +45,7 @@ func (p *Provider) Listen(ctx context.Context, addr verbs.Addr, backlog int) (ve
 		where = netip.AddrPortFrom(addr.IP, addr.Port).String()
 	}
 	lc := net.ListenConfig{KeepAlive: -1}
+	lc.SetMultipathTCP(false) // Go's default; such a socket forgets the zone of its address
 	l, err := lc.Listen(ctx, "tcp", where)
 	if err != nil {
 		return nil, socketError(err)
