@@ -38,7 +38,7 @@ type end struct {
 }
 
 const (
-	endMemory = 4 << 20
+	endMemory = 5 << 20
 	endDepth  = 128
 )
 
