@@ -55,7 +55,9 @@ func chooseProvider(ctx context.Context, c *session.Config) error {
 		case len(devices) == 0:
 			c.Provider, why = "iwarp", "this machine has no RDMA device that can be used"
 		default:
-			c.Provider, why = routed(ctx, c)
+			if c.Provider, why, err = routed(ctx, c); err != nil {
+				return err
+			}
 		}
 		switch c.Provider {
 		case "iwarp":
@@ -71,9 +73,13 @@ func chooseProvider(ctx context.Context, c *session.Config) error {
 	return nil
 }
 
-// routed asks the connection manager for the RDMA device that leads to c's address.
-func routed(ctx context.Context, c *session.Config) (provider, why string) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+// routeTimeout is what Linux's host gives the connection manager to resolve an address.
+const routeTimeout = 3 * time.Second
+
+// routed asks the connection manager for the RDMA device that leads to c's address. An error is one that connecting
+// would meet as well, after as long a wait.
+func routed(ctx context.Context, c *session.Config) (provider, why string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, routeTimeout)
 	defer cancel()
 	a := c.Address()
 	r := verbs.Route{
@@ -88,11 +94,16 @@ func routed(ctx context.Context, c *session.Config) (provider, why string) {
 	case err == nil:
 		defer conn.Close()
 		d := conn.Device()
-		return "verbs", fmt.Sprintf("the RDMA device %s (%s) routes to %s", d.Name, d.Link, a.Remote)
+		return "verbs", fmt.Sprintf("the RDMA device %s (%s) routes to %s", d.Name, d.Link, a.Remote), nil
 	case errors.Is(err, verbs.ErrNoDevice) && !a.GID:
-		return "iwarp", fmt.Sprintf("no RDMA device of this machine routes to %s", a.Remote)
+		return "iwarp", fmt.Sprintf("no RDMA device of this machine routes to %s", a.Remote), nil
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, verbs.ErrTimeout), errors.Is(err, verbs.ErrUnreachable):
+		return "", "", &transport.ConnectError{
+			Addr: a.String(), Class: transport.ErrUnreachable, Err: errors.New("no answer to address resolution"),
+			Hint: "check the address, the cable and firewalls",
+		}
 	default: // a device is responsible, and its failure is the one to show
-		return "verbs", fmt.Sprintf("an RDMA device is responsible for %s", a.Remote)
+		return "verbs", fmt.Sprintf("an RDMA device is responsible for %s", a.Remote), nil
 	}
 }
 
