@@ -22,7 +22,7 @@ for kind in rxe siw; do
   at_least "$kind: tests that passed" 40 "$(grep -c -- '--- PASS' "$log")"
   is "$kind: skipped is only what wants no device" TestDevicesWithoutAny "$(sed -n 's/^ *--- SKIP: \([^ ]*\) .*/\1/p' "$log" | paste -sd' ')"
   attempt "$kind: benchmark" bash -c "FARBLK_VERBS_ADDR=${address[$kind]} /job/rdmacm.test -test.run xxx -test.bench . -test.benchtime 300x >/out/verbs-bench-$kind"
-  is "$kind: benchmarks, all without allocations" "3 3" \
+  is "$kind: benchmarks, all without allocations" "4 4" \
     "$(grep -c allocs/op "/out/verbs-bench-$kind") $(grep -c ' 0 allocs/op' "/out/verbs-bench-$kind")"
 done
 is "no queue pair is left" 0 "$(qps)"

@@ -37,6 +37,7 @@ type conn struct {
 	down    chan struct{} // closed when err is set
 	calls   sync.WaitGroup
 	once    sync.Once
+	closeBy time.Time // set by the first Close
 
 	mu  sync.Mutex // guards what follows, and the identifier and the queue pair against destruction under a call
 	up  bool       // ESTABLISHED was seen
@@ -213,11 +214,12 @@ func (c *conn) Disconnect() error {
 // left to a goroutine that ends with it, and the domain's end waits for that as well.
 func (c *conn) Close() error {
 	c.once.Do(func() {
+		c.closeBy = time.Now().Add(verbs.DrainTimeout)
 		close(c.closing)
 		c.fail(verbs.ErrClosed)
 		go c.tearDown()
 	})
-	limit := time.NewTimer(verbs.DrainTimeout)
+	limit := time.NewTimer(time.Until(c.closeBy))
 	defer limit.Stop()
 	select {
 	case <-c.closed:

@@ -75,7 +75,8 @@ func TestSockaddrRefused(t *testing.T) {
 
 func TestInterfaceOfGID(t *testing.T) {
 	ifs := []net.Interface{
-		{Name: "lo"}, {Name: "eth0", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}},
+		{Name: "lo"},
+		{Name: "eth0", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1}},
 		{Name: "eth1", HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 2}},
 	}
 	if got := interfaceOfGID("0200:0000:0002:0000:0000:0000:0000:0000", ifs); got != "eth1" {
