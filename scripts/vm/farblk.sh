@@ -158,7 +158,7 @@ one_disk() {
   (($#)) || set -- rxe siw
   must links "$@"
   must modprobe nbd max_part=0
-  must modprobe fuse
+  must modprobe -a fuse loop
   d=$(disk disk1 $((disk_bytes >> 20))) || bail "no disk"
   must subsystem -s SERIAL1 "$nqn" "$d"
   for l; do must port $((++id)) rdma "${address[$l]}" 4420 "$nqn"; done
