@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -148,6 +149,7 @@ func runForeground(ctx context.Context, cfg *session.Config, duplicate bool, sho
 		return err
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	endInTime(ctx, log)
 	err = session.Run(ctx, f, cfg, session.Options{
 		Dialer: openDialer(cfg, log), Logger: log, NewExporter: newExporter,
 		Ready: func(r *session.Result) error {
@@ -185,6 +187,7 @@ func sessionCommand() *cli.Command {
 			signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 			ctx, stop := signal.NotifyContext(c.Context, os.Interrupt, syscall.SIGTERM)
 			defer stop()
+			endInTime(ctx, log)
 			err = session.Run(ctx, f, cfg, session.Options{Dialer: openDialer(cfg, log), Logger: log, NewExporter: newExporter, Ready: report.Ready})
 			if err != nil {
 				_ = report.Failed(err) // whoever waits shows it
@@ -192,6 +195,17 @@ func sessionCommand() *cli.Command {
 			return err
 		},
 	}
+}
+
+// endInTime ends this process five seconds after ctx if it still runs then: something hangs, in the kernel perhaps,
+// and whoever told it to end will not wait. What is left behind, the next farblk command clears away.
+func endInTime(ctx context.Context, log *slog.Logger) {
+	context.AfterFunc(ctx, func() {
+		time.AfterFunc(5*time.Second, func() {
+			log.Error("told to end, and still not ended: giving up")
+			os.Exit(1)
+		})
+	})
 }
 
 // printResult shows a new connection.
