@@ -44,7 +44,7 @@ wait_for_nothing() { wait_for 2 nothing_left || nothing_left; }
 # many sizes from $smallest (512) to 1 MiB, 4 jobs at depth 32, each on its own 8 MiB.
 fio_verify() {
   local name=$1 to=(--filename="$2" --direct=1 --ioengine=libaio) small=${smallest:-512} pattern
-  [[ $2 != nbd*:* ]] || to=(--uri="$2" --ioengine=nbd)
+  [[ $2 != nbd*:* ]] || to=(--ioengine=nbd --uri="$2")
   shift 2
   local common=(--numjobs=4 --thread --iodepth=32 --size=8m --offset_increment=8m --verify=crc32c --verify_fatal=1
     --do_verify=1 --verify_state_save=0 --group_reporting --minimal --output="$scratch/fio.out")
