@@ -54,14 +54,14 @@ clean
 connected "first" -a "$b" -n "$nqn" --export nbd=/dev/nbd0
 refuses 'already connected' farblk connect -a "$b" -n "$nqn" "${none[@]}"
 refuses 'already connected' farblk connect -a "::ffff:$b" -n "$nqn" "${none[@]}"
-refuses '/dev/nbd0.*(busy|in use)|(busy|in use).*/dev/nbd0' farblk connect -a "$a" -n "$nqn" --export nbd=/dev/nbd0
+refuses '/dev/nbd0.*(busy|in use|already)|(busy|in use).*/dev/nbd0' farblk connect -a "$a" -n "$nqn" --export nbd=/dev/nbd0
 is "the first is still there" live "$(farblk list -o json | jq -r '.devices[].State')"
 connected "second, allowed" -a "$b" -n "$nqn" -D "${none[@]}"
 attempt "disconnect --all" farblk disconnect --all
 clean
 qemu-img create -q -f raw "$scratch/raw" 4M
 qemu-nbd -f raw -c /dev/nbd0 "$scratch/raw" || fail "qemu-nbd"
-refuses '/dev/nbd0.*(busy|in use)|(busy|in use).*/dev/nbd0' farblk connect -a "$b" -n "$nqn" --export nbd=/dev/nbd0
+refuses '/dev/nbd0.*(busy|in use|already)|(busy|in use).*/dev/nbd0' farblk connect -a "$b" -n "$nqn" --export nbd=/dev/nbd0
 is "the other program's device is untouched" $((4 << 20)) "$(blockdev --getsize64 /dev/nbd0)"
 attempt "qemu-nbd gives it back" qemu-nbd -d /dev/nbd0
 refuses '/dev/nbd9' farblk connect -a "$b" -n "$nqn" --export nbd=/dev/nbd9
