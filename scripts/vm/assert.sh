@@ -38,9 +38,9 @@ refuses() {
   shift
   local name="refuses: $*"
   begin=$(date +%s%3N)
-  out=$(timeout -k 1 $((bound + 10)) "$@" 2>/tmp/assert.err </dev/null) || status=$?
+  out=$(timeout -k 1 $((bound + 10)) "$@" 2>/run/assert.err </dev/null) || status=$?
   took=$(($(date +%s%3N) - begin))
-  err=$(cat /tmp/assert.err)
+  err=$(cat /run/assert.err)
   local shown="exit status $status after $took ms; standard error:"$'\n'"$err"
   [[ -z $out ]] || shown+=$'\n'"standard output:"$'\n'"$out"
   if ((status == 0)); then fail "$name" "succeeded: $shown"
