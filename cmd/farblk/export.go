@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -85,9 +86,19 @@ func preflight(ctx context.Context, specs []session.ExportSpec) error {
 		if e.Where == "" {
 			continue
 		}
-		if _, err := os.Stat("/sys/block/nbd" + strconv.Itoa(nbdIndex(e.Where))); err != nil {
+		sys := "/sys/block/nbd" + strconv.Itoa(nbdIndex(e.Where))
+		if _, err := os.Stat(sys); err != nil {
 			return fmt.Errorf("export nbd: there is no %s: load the module with a larger nbds_max, or give no number for any free device", e.Where)
 		}
+		pid, err := os.ReadFile(sys + "/pid")
+		if err != nil { // nobody has connected it
+			continue
+		}
+		stale, err := nbd.Stale("")
+		if err == nil && slices.ContainsFunc(stale, func(d nbd.StaleDevice) bool { return d.Path == e.Where }) {
+			continue // a dead session's, to be taken over or removed
+		}
+		return fmt.Errorf("export nbd: %s is busy: process %s has connected it: give no number for any free device", e.Where, strings.TrimSpace(string(pid)))
 	}
 	return nil
 }

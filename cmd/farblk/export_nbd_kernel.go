@@ -54,6 +54,10 @@ func (e *nbdKernel) Add(ctx context.Context, n *host.Namespace) (session.Export,
 		e.want = -1
 	}
 	a, err := attach(ctx, c)
+	var busy *nbd.BusyError
+	if errors.As(err, &busy) {
+		return session.Export{}, fmt.Errorf("export nbd: /dev/nbd%d is busy: %w", c.Index, busy)
+	}
 	if err != nil {
 		return session.Export{}, fmt.Errorf("export nbd: %w", err)
 	}
