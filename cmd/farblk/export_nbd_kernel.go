@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -131,6 +132,7 @@ func (e *nbdKernel) Leftovers() []session.Leftover {
 	for id, a := range e.attached {
 		all = append(all, session.Leftover{Kind: session.KindNBD, Path: a.Path, NSID: id})
 	}
+	slices.SortFunc(all, func(a, b session.Leftover) int { return int(a.NSID) - int(b.NSID) })
 	return all
 }
 

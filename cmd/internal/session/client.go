@@ -27,6 +27,10 @@ const StatusTimeout = time.Second
 func (d *StateDir) List() ([]Status, error) {
 	d.Sweep()
 	entries, err := d.Scan()
+	if slices.ContainsFunc(entries, func(e Entry) bool { return !e.Alive }) { // died since, or is to stay
+		d.Sweep()
+		entries, err = d.Scan()
+	}
 	if err != nil {
 		return nil, err
 	}

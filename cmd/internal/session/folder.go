@@ -157,7 +157,9 @@ func (f *Folder) Remove() {
 
 // removeFolder deletes what farblk puts into a folder, and nothing that a mount shows in it.
 func removeFolder(path string) {
-	for _, name := range []string{"config.json", "exports.json", "log", "log.old", SocketName, FilesName, "socket", "lock"} {
+	for _, name := range []string{
+		"config.json", "config.json.new", "exports.json", "exports.json.new", "log", "log.old", SocketName, FilesName, "socket", "lock",
+	} {
 		_ = os.Remove(filepath.Join(path, name)) // a mount point is busy and stays
 	}
 	_ = os.Remove(path)

@@ -48,6 +48,8 @@ type session struct {
 	notes   []string
 	failure error // why the controller is dead
 
+	recorded []Leftover // as in exports.json
+
 	changed     chan struct{} // namespaces or state
 	asks        chan ask
 	cancelStart context.CancelFunc
@@ -225,9 +227,14 @@ func (s *session) record() {
 			}
 		}
 	}
+	if slices.Equal(all, s.recorded) {
+		return
+	}
 	if err := writeJSON(s.folder.file("exports.json"), all); err != nil {
 		s.log.Warn("cannot note the exports", "error", err)
+		return
 	}
+	s.recorded = all
 }
 
 // serve follows events until it is time to end, and ends the connection.
