@@ -24,6 +24,47 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+func TestSpread(t *testing.T) {
+	blockdevtest.Run(t, func(t *testing.T) blockdev.Device {
+		return blockdev.Spread(open(t, blockdev.MemoryConfig{Size: 8 << 20, BlockSize: 512, Queues: 3, PoolSize: 8 << 20}))
+	})
+	d := &countingDevice{Device: open(t, blockdev.MemoryConfig{Size: 1 << 20, BlockSize: 512, Queues: 4}), submitted: make([]int, 4)}
+	defer d.Close()
+	q := blockdev.Spread(d).Queue(7)
+	for range 8 { // bursts of three
+		for range 3 {
+			q.Submit(&blockdev.Request{Op: blockdev.Flush, Done: func(*blockdev.Request) {}})
+		}
+		for q.Poll(0) > 0 {
+		}
+	}
+	for i, n := range d.submitted {
+		if n != 6 {
+			t.Errorf("queue %d got %d requests of 24, want two bursts of three", i, n)
+		}
+	}
+}
+
+// countingDevice counts what its queues are given.
+type countingDevice struct {
+	blockdev.Device
+	submitted []int
+}
+
+type countingQueue struct {
+	blockdev.Queue
+	n *int
+}
+
+func (d *countingDevice) Queue(i int) blockdev.Queue {
+	return countingQueue{d.Device.Queue(i), &d.submitted[i]}
+}
+
+func (q countingQueue) Submit(r *blockdev.Request) {
+	*q.n++
+	q.Queue.Submit(r)
+}
+
 func open(t testing.TB, c blockdev.MemoryConfig) *blockdev.Memory {
 	t.Helper()
 	d, err := blockdev.NewMemory(c)

@@ -211,7 +211,11 @@ func newAttachment(c AttachConfig) (*Attachment, error) {
 		srv:    NewServer(Config{MaxConnections: 4 * 1024, Logger: c.Logger}),
 		retire: make(chan struct{}), named: make(chan struct{}), stop: make(chan struct{}), resize: make(chan struct{}, 1),
 	}
-	if err := a.srv.Add(Export{Name: c.Identifier, Device: c.Device, ReadOnly: c.ReadOnly}); err != nil {
+	d := c.Device
+	if c.Connections == 1 {
+		d = blockdev.Spread(d) // one socket, but all of the device's queues
+	}
+	if err := a.srv.Add(Export{Name: c.Identifier, Device: d, ReadOnly: c.ReadOnly}); err != nil {
 		return nil, err
 	}
 	a.export = a.srv.lookup(c.Identifier)
