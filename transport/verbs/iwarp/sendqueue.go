@@ -2,6 +2,7 @@ package iwarp
 
 import (
 	"fmt"
+	"math"
 
 	"farblk/transport/verbs"
 )
@@ -54,7 +55,7 @@ func (q *qp) enqueue(wrs []verbs.SendWR) (int, error) {
 			}
 			length += len(s.Data)
 		}
-		if length > 1<<31 {
+		if length > math.MaxInt32 {
 			return n, fmt.Errorf("work request %d: message of %d bytes", n, length)
 		}
 		e := &t.ring[t.tail&t.mask]

@@ -166,7 +166,7 @@ func (t *transmitter) write(l *link) syscall.Errno {
 		if n > 0 {
 			v := &t.vectors[t.first]
 			v.Base = advance(v.Base, n)
-			v.Len -= uint64(n)
+			v.SetLen(int(v.Len) - n)
 		}
 	}
 	return 0

@@ -8,7 +8,9 @@ import (
 
 // vector describes b, which is not empty, for readv or sendmsg.
 func vector(b []byte) unix.Iovec {
-	return unix.Iovec{Base: unsafe.SliceData(b), Len: uint64(len(b))}
+	v := unix.Iovec{Base: unsafe.SliceData(b)}
+	v.SetLen(len(b))
+	return v
 }
 
 func advance(p *byte, n int) *byte { return (*byte)(unsafe.Add(unsafe.Pointer(p), n)) }
