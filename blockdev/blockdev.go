@@ -42,6 +42,9 @@ const (
 	FUA Flags = 1 << iota
 	// NoUnmap asks WriteZeroes not to deallocate.
 	NoUnmap
+	// Continued says that the export split a request of its client and that this is not the first part. It
+	// changes nothing but what is counted.
+	Continued
 )
 
 // Request is one operation. The caller owns it and its buffer, and touches neither between Submit and Done.

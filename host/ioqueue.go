@@ -103,6 +103,9 @@ func (q *nsQueue) Submit(r *blockdev.Request) {
 		r.Done(r)
 		return
 	}
+	if r.Flags&blockdev.Continued != 0 {
+		io.counters.Splits++
+	}
 	if io.backlog == nil && io.tq != nil && !(io.holdWrites && writes(r.Op)) && io.issue(q, r, g) {
 		r.Private.Pending--
 	} else {

@@ -287,7 +287,7 @@ func (in *receiver) part() (*task, want) {
 			in.spare = b
 			return nil, wantSlot
 		}
-		t.req.Op, t.req.Flags, t.req.Err = h.req.Op, h.req.Flags, nil
+		t.req.Op, t.req.Flags, t.req.Err = h.req.Op, h.req.Flags|blockdev.Continued, nil
 		t.req.Off = int64(h.offset) + int64(int(h.length)-in.rest)
 		t.head = h
 	}
