@@ -20,10 +20,6 @@ type extent struct {
 // maxExtents bounds how often a namespace in memory can grow.
 const maxExtents = 64
 
-// hugeLimit is the size up to which huge pages are asked for: above, a sparsely
-// used namespace would take far more memory than was written to it.
-const hugeLimit = 4 << 30
-
 // memory is a backend outside the Go heap. Its list of extents is replaced, never
 // changed, under Subsystem.mu.
 type memory struct{ list atomic.Pointer[[]*extent] }
@@ -70,9 +66,8 @@ func (m *memory) grow(old, size uint64) error {
 	if err != nil {
 		return fmt.Errorf("target: mapping %d bytes for a namespace: %w", n, err)
 	}
-	if n <= hugeLimit {
-		_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // a kernel without it is only slower
-	}
+	// No huge pages: a first write that waits for 2 MiB to be found and cleared
+	// takes milliseconds on a busy machine.
 	list := append(slices.Clone(m.extents()), &extent{start: end, mem: mem})
 	m.list.Store(&list)
 	return nil
