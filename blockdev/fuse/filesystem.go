@@ -137,6 +137,24 @@ func (fs *fileSystem) remove(ctx context.Context, name string) error {
 	return nil
 }
 
+// shut makes all requests to come fail. The channel is closed when none is under way any more.
+func (fs *fileSystem) shut() chan struct{} {
+	fs.mu.Lock()
+	files := fs.files()
+	for _, f := range files {
+		f.gate.close()
+	}
+	fs.mu.Unlock()
+	idle := make(chan struct{})
+	go func() {
+		for _, f := range files {
+			<-f.gate.idle
+		}
+		close(idle)
+	}()
+	return idle
+}
+
 func (fs *fileSystem) readOnlyFile(f *file) bool { return fs.readOnly || f.dev.Info().ReadOnly }
 
 // enter finds a file and keeps it from being removed until leave.

@@ -187,12 +187,18 @@ func (m *Mounted) serve() {
 	}
 	cancel()
 	m.giveUp()
-	if m.made {
-		if err := os.Remove(m.path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			m.log.Warn("the mount's folder stays", "error", err)
-		}
-	}
+	m.removeFolder()
 	close(m.done)
+}
+
+// removeFolder removes the folder that Mount made, perhaps again.
+func (m *Mounted) removeFolder() {
+	if !m.made {
+		return
+	}
+	if err := os.Remove(m.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		m.log.Warn("the mount's folder stays", "error", err)
+	}
 }
 
 // mounted asks the mount table.
@@ -233,14 +239,18 @@ func (m *Mounted) Wait() { <-m.done }
 // Unmount unmounts and waits until every request has been answered and the devices were flushed. A mount in use is
 // left as it is and a *BusyError says who uses it; with force it is taken away from its users, who get errors, and
 // nothing is flushed. If ctx ends first, the mount is gone or as before, and requests may still be under way.
+//
+// By force without root, where the fusectl file system is not mounted, Done waits for the last user to close; the
+// devices are in no request any more when Unmount returns.
 func (m *Mounted) Unmount(ctx context.Context, force bool) error {
 	m.unmountM.Lock()
 	defer m.unmountM.Unlock()
+	ended := true
 	if m.mounted() {
 		err := unmount(ctx, m.path)
 		if err != nil && force {
 			m.giveUp()
-			err = abort(m.path, m.dev)
+			ended, err = abort(m.path, m.dev)
 		}
 		switch {
 		case err != nil && !m.mounted(): // somebody was faster
@@ -252,8 +262,13 @@ func (m *Mounted) Unmount(ctx context.Context, force bool) error {
 	} else if force {
 		m.giveUp()
 	}
+	idle := m.done
+	if !ended {
+		idle = m.fs.shut()
+		m.removeFolder()
+	}
 	select {
-	case <-m.done:
+	case <-idle:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("unmount %s: requests are still under way: %w", m.path, ctx.Err())

@@ -256,12 +256,13 @@ func unmountOnce(path string, lazy bool) error {
 	return nil
 }
 
-// abort ends the connection: every request fails, and so do those to come. Then it detaches.
-func abort(path, dev string) error {
+// abort detaches and ends the connection: every request fails, and so do those to come. Without root and without
+// the fusectl file system it can only detach, and says so: the connection lasts until its last user closes.
+func abort(path, dev string) (ended bool, err error) {
 	if os.Geteuid() == 0 {
-		return unix.Unmount(path, unix.MNT_FORCE|unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		return true, unix.Unmount(path, unix.MNT_FORCE|unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 	}
 	_, minor, _ := strings.Cut(dev, ":")
-	err := os.WriteFile("/sys/fs/fuse/connections/"+minor+"/abort", []byte("1"), 0)
-	return errors.Join(detach(path), err)
+	ended = os.WriteFile("/sys/fs/fuse/connections/"+minor+"/abort", []byte("1"), 0) == nil
+	return ended, detach(path)
 }

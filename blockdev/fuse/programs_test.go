@@ -52,6 +52,7 @@ func TestFio(t *testing.T) {
 
 // TestLoopDevice puts a file system on a loop device on the file, as users without a kernel block device do.
 func TestLoopDevice(t *testing.T) {
+	needRoot(t)
 	needFUSE(t)
 	needProgram(t, "losetup", "mkfs.ext4", "mount", "umount", "fsck.ext4")
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
