@@ -3,6 +3,7 @@ package target
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 
@@ -57,7 +58,7 @@ func (m *memory) grow(old, size uint64) error {
 		return fmt.Errorf("target: a namespace in memory can grow only %d times", maxExtents)
 	}
 	n := size - end
-	if n > 1<<62 {
+	if n > math.MaxInt-pageSize {
 		return fmt.Errorf("target: %d bytes of memory cannot be had", n)
 	}
 	n = (n + pageSize - 1) &^ (pageSize - 1)
