@@ -37,6 +37,8 @@ refuses() {
   local pattern=$1 status=0 begin took out err bound=${REFUSE_SECONDS:-5}
   shift
   local name="refuses: $*"
+  # timeout runs programs; a function is given to a shell of its own
+  [[ $(type -t "$1") != function ]] || set -- bash -c "$(declare -f "$1"); \"\$@\"" _ "$@"
   begin=$(date +%s%3N)
   out=$(timeout -k 1 $((bound + 10)) "$@" 2>/run/assert.err </dev/null) || status=$?
   took=$(($(date +%s%3N) - begin))

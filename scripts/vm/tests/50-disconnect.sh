@@ -31,8 +31,8 @@ for link in rxe siw; do
   connected "$link" -a "${address[$link]}" -n "$nqn" --export nbd
   refused_while_open "$link, nbd" "$device"
   attempt "$link: disconnect --force" farblk disconnect -n "$nqn" --force
+  release # the kernel keeps the device's number until then
   attempt "$link: nothing left" wait_for_nothing
-  release
 
   connected "$link" -a "${address[$link]}" -n "$nqn" --export nbd
   attempt "$link: mkfs" mkfs.ext4 -q -F "$device"
