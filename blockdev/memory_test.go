@@ -76,8 +76,13 @@ func open(t testing.TB, c blockdev.MemoryConfig) *blockdev.Memory {
 
 func TestMemoryConfigRefused(t *testing.T) {
 	for _, c := range []blockdev.MemoryConfig{
-		{}, {Size: -512}, {Size: 513}, {Size: 1 << 20, BlockSize: 1000}, {Size: 1 << 20, BlockSize: 1 << 17},
-		{Size: 1 << 20, BlockSize: 256}, {Size: 1 << 20, PoolSize: -1},
+		{},
+		{Size: -512},
+		{Size: 513},
+		{Size: 1 << 20, BlockSize: 1000},
+		{Size: 1 << 20, BlockSize: 1 << 17},
+		{Size: 1 << 20, BlockSize: 256},
+		{Size: 1 << 20, PoolSize: -1},
 	} {
 		if d, err := blockdev.NewMemory(c); err == nil {
 			d.Close()

@@ -90,8 +90,10 @@ func command(t *testing.T, ctx context.Context, name string, args ...string) str
 
 func fio(t *testing.T, ctx context.Context, path string, args ...string) {
 	t.Helper()
-	command(t, ctx, "fio", append([]string{"--name=verify", "--filename=" + path, "--direct=1", "--ioengine=libaio",
-		"--iodepth=32", "--verify=crc32c", "--verify_state_save=0", "--minimal", "--verify_fatal=1"}, args...)...)
+	command(t, ctx, "fio", append([]string{
+		"--name=verify", "--filename=" + path, "--direct=1", "--ioengine=libaio",
+		"--iodepth=32", "--verify=crc32c", "--verify_state_save=0", "--minimal", "--verify_fatal=1",
+	}, args...)...)
 }
 
 func TestKernelVerify(t *testing.T) {

@@ -122,8 +122,10 @@ func TestHostilePeer(t *testing.T) {
 		return h
 	}
 	write := func(e *end, off int64, change func(*ddp.Header)) ddp.Header {
-		h := ddp.Header{Tagged: true, Last: true, Version: 1, ULP: rdmap.Control(rdmap.Write), STag: e.mr.RKey(),
-			TO: e.mr.RemoteAddr(e.mem) + uint64(off)}
+		h := ddp.Header{
+			Tagged: true, Last: true, Version: 1, ULP: rdmap.Control(rdmap.Write), STag: e.mr.RKey(),
+			TO: e.mr.RemoteAddr(e.mem) + uint64(off),
+		}
 		if change != nil {
 			change(&h)
 		}

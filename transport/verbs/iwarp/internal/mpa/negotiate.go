@@ -108,8 +108,10 @@ func Refuse(req Frame, private []byte) Frame {
 // Conclude is the initiator's reading of a positive reply to its own req.
 func Conclude(req, reply Frame, l Local) (Outcome, error) {
 	if reply.Revision != req.Revision {
-		return Outcome{}, &NegotiationError{CodeInvalidFrame,
-			fmt.Sprintf("asked for MPA revision %d, answered with %d", req.Revision, reply.Revision)}
+		return Outcome{}, &NegotiationError{
+			CodeInvalidFrame,
+			fmt.Sprintf("asked for MPA revision %d, answered with %d", req.Revision, reply.Revision),
+		}
 	}
 	if reply.Markers {
 		return Outcome{}, &NegotiationError{CodeInvalidFrame, "the peer wants MPA markers"}
@@ -127,8 +129,10 @@ func Conclude(req, reply Frame, l Local) (Outcome, error) {
 	}
 	if e.ORD != MaxDepth && e.ORD > out.IRD {
 		if e.ORD > l.MaxIRD {
-			return Outcome{}, &NegotiationError{CodeInsufficientIRD,
-				fmt.Sprintf("the peer wants to issue %d RDMA Reads at once, %d can be served", e.ORD, l.MaxIRD)}
+			return Outcome{}, &NegotiationError{
+				CodeInsufficientIRD,
+				fmt.Sprintf("the peer wants to issue %d RDMA Reads at once, %d can be served", e.ORD, l.MaxIRD),
+			}
 		}
 		out.IRD = e.ORD
 	}

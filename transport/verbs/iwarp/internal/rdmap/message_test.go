@@ -55,8 +55,10 @@ func FuzzTerminate(f *testing.F) {
 // TestTerminatePrefixes cuts a full Terminate at every byte: the error is known from the fourth on, and no header is
 // taken from bytes that are not there.
 func TestTerminatePrefixes(t *testing.T) {
-	m := Term{Layer: LayerRDMA, Type: TypeProtection, Code: ProtectionAccess, Length: 46,
-		Header: append([]byte{0x41, 0x41}, make([]byte, 16)...), Read: make([]byte, ReadSize)}
+	m := Term{
+		Layer: LayerRDMA, Type: TypeProtection, Code: ProtectionAccess, Length: 46,
+		Header: append([]byte{0x41, 0x41}, make([]byte, 16)...), Read: make([]byte, ReadSize),
+	}
 	b := m.Append(nil)
 	if len(b) != MaxTerminate {
 		t.Fatalf("%d bytes, want %d", len(b), MaxTerminate)
