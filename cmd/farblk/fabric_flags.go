@@ -37,7 +37,7 @@ func addressFlags() []cli.Flag {
 		text("provider", "", "auto", "`NAME`: verbs (RDMA devices), iwarp (software, over TCP), or auto"),
 		text("tos", "T", "", "IP type of service, 0 to 255"),
 		&cli.BoolFlag{Name: "disable-crc", Usage: "software iWARP: do not ask for CRC32C"},
-		text("connect-timeout", "", "4", "`SECONDS` that each step of connecting may take"),
+		text("connect-timeout", "", "3", "`SECONDS` that each step of connecting may take"),
 		&cli.StringFlag{Name: "dhchap-secret", Aliases: []string{"S"}, Hidden: true},
 		&cli.StringFlag{Name: "dhchap-ctrl-secret", Aliases: []string{"C"}, Hidden: true},
 	}
@@ -71,7 +71,7 @@ func fabricConfig(c *cli.Context) (*session.Config, error) {
 	if c.IsSet("dhchap-secret") || c.IsSet("dhchap-ctrl-secret") {
 		return nil, errors.New("in-band authentication (DH-HMAC-CHAP) is not supported")
 	}
-	s := &session.Config{Port: 4420, Provider: c.String("provider")}
+	s := &session.Config{Port: 4420, Provider: c.String("provider"), ConnectTimeout: 3 * time.Second}
 	switch s.Provider {
 	case "":
 		s.Provider = "auto"

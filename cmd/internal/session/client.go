@@ -20,7 +20,7 @@ import (
 )
 
 // StatusTimeout bounds how long a session may take to say how it is.
-const StatusTimeout = time.Second
+const StatusTimeout = 2 * time.Second
 
 // List asks every session of the state directory at once, and shows those that do not answer within
 // StatusTimeout as Unresponsive, with what is known of them. What dead sessions left is removed first.
