@@ -9,7 +9,7 @@ modules=/lib/modules/$(uname -r)
 a=${address[rxe]} b=${address[siw]}
 host1=nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555
 none=(--export none)
-plain_user() { setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all -- env XDG_RUNTIME_DIR=/run/plain "$@"; }
+plain_user=(setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all -- env XDG_RUNTIME_DIR=/run/plain)
 clean() { attempt "nothing left behind" wait_for_nothing; }
 
 # before there is an RDMA device
@@ -70,8 +70,8 @@ clean
 # without privilege
 install -d -m 700 -o 65534 -g 65534 /run/plain
 chmod 666 /dev/infiniband/*
-refuses 'root' plain_user farblk connect -a "$b" -n "$nqn" --export nbd
-refuses 'memlock|ulimit -l' plain_user bash -c 'ulimit -l 64; exec farblk "$@"' _ connect --provider verbs -a "$b" -n "$nqn" "${none[@]}"
+refuses 'root' "${plain_user[@]}" farblk connect -a "$b" -n "$nqn" --export nbd
+refuses 'memlock|ulimit -l' "${plain_user[@]}" bash -c 'ulimit -l 64; exec farblk "$@"' _ connect --provider verbs -a "$b" -n "$nqn" "${none[@]}"
 is "nothing left in its state folder" "" "$(find /run/plain -mindepth 1 -type d -name 'farblk[0-9]*')"
 clean
 

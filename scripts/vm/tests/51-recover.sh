@@ -1,0 +1,39 @@
+# shellcheck shell=bash
+# needs: bin/farblk
+# A connection's process is killed while its block device is in use: I/O waits, list says so, connecting again in the
+# same way goes on, and nothing that was written is lost. One that nobody takes over can be cleared away by force.
+# shellcheck source=scripts/vm/farblk.sh
+. "${BASH_SOURCE[0]%/*}/../farblk.sh"
+
+one_disk
+for link in rxe siw; do
+  to=(-a "${address[$link]}" -n "$nqn" --keep-alive-tmo 1 --export nbd)
+  connected "$link" "${to[@]}"
+  device=$(export_of nbd) || bail "no device"
+  fio --name=v --filename="$device" --direct=1 --ioengine=libaio --rw=randwrite --bs=4k --iodepth=8 --size=8m \
+    --rate_iops=1000 --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_state_save=0 --minimal --output="$scratch/fio.out" &
+  fio=$!
+  wait_for 5 bash -c "[[ \$(cut -d ' ' -f 8- /sys/block/$(basename "$device")/stat | awk '{print \$1}') -gt 0 ]]" || true
+  sleep 0.5
+  kill -9 "$(sessions)"
+  wait_for 3 bash -c '! pgrep -f "[_]_session"' || fail "$link: the process is gone"
+  is "$link: list shows what happened" "crashed $device" "$(farblk list -o json | jq -r '.devices[] | "\(.State) \(.DevicePath)"')"
+  refuses 'in use' farblk disconnect -n "$nqn"
+  connected "$link, again" "${to[@]}"
+  is "$link: the same device" "$device" "$(export_of nbd)"
+  is "$link: under the same name" farblk0 "$(field .name)"
+  if wait "$fio"; then ok "$link: fio saw no error, and its data are right"; else fail "$link: fio saw no error" "$(cat "$scratch/fio.out")"; fi
+  attempt "$link: the device is well" dd if="$device" of=/dev/null bs=1M count=8 iflag=direct status=none
+  disconnected "$link"
+done
+
+connected "given up" -a "${address[siw]}" -n "$nqn" --export nbd
+device=$(export_of nbd)
+bash -c 'exec -a holder sleep 1000' <"$device" &
+holder=$!
+wait_for 3 test "/proc/$holder/fd/0" -ef "$device"
+kill -9 "$(sessions)"
+refuses 'in use|open' farblk disconnect --all
+attempt "given up: disconnect --force" farblk disconnect --all --force
+kill "$holder"
+attempt "given up: nothing left" wait_for_nothing
