@@ -104,6 +104,7 @@ func (f *Folder) listen() (net.Listener, error) {
 	if len(path) > maxSocketPath {
 		return nil, fmt.Errorf("control socket: the path %s is longer than the %d bytes that a socket's can have: choose a shorter FARBLK_STATE_DIR", path, maxSocketPath)
 	}
+	_ = os.Remove(path) // of the session that died and whose folder this was
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
