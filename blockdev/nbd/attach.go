@@ -90,8 +90,8 @@ func (c *AttachConfig) setDefaults() error {
 
 // kernelTimeout is NBD_ATTR_TIMEOUT. 0 would not keep a device with several sockets from giving up one of them
 // after 30 s; it does keep a device with one.
-func (c *AttachConfig) kernelTimeout(sockets int) time.Duration {
-	if sockets == 1 {
+func (c *AttachConfig) kernelTimeout() time.Duration {
+	if c.Connections == 1 {
 		return 0
 	}
 	return c.RequestTimeout
@@ -106,14 +106,15 @@ type Attachment struct {
 	srv     *Server
 	export  *export
 	backend string
-	sockets int
 	lock    *os.File      // nil if there could be none
 	retire  chan struct{} // closed: the thread that connected may end
 	named   chan struct{} // closed: Path and Index are set
 
-	detaching sync.Mutex // one Detach at a time; taken before mu
+	detaching sync.Mutex // one Detach at a time; taken before kernel
 
-	mu       sync.Mutex // one netlink command of this index at a time; never taken on the data path
+	// kernel holds a token: who has it may give a netlink command for this index, which can take as long as the
+	// requests under way. It is never taken on the data path, and guards:
+	kernel   chan struct{}
 	detached bool
 	size     int64 // what the kernel was told
 	resize   chan struct{}
@@ -151,14 +152,14 @@ func Attach(ctx context.Context, c AttachConfig) (*Attachment, error) {
 	info := a.export.info.Load()
 	err = a.connect(ctx, kernelSettings{
 		index: c.Index, size: info.Size, blockSize: info.BlockSize, flags: a.export.flags(false),
-		timeout: c.kernelTimeout(c.Connections), deadTimeout: c.DeadTimeout, fds: descriptors(theirs), backend: a.backend,
+		timeout: c.kernelTimeout(), deadTimeout: c.DeadTimeout, fds: descriptors(theirs), backend: a.backend,
 	}, theirs)
 	if err != nil {
 		a.discard()
 		return nil, fmt.Errorf("nbd: attach: %w", err)
 	}
 	a.size = info.Size
-	a.lookSooner()
+	a.lookSooner(ctx)
 	if err = a.begin(ctx); err != nil {
 		detachCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyTimeout)
 		defer cancel()
@@ -189,12 +190,10 @@ func Reattach(ctx context.Context, c AttachConfig) (*Attachment, error) {
 		a.discard()
 		return nil, fmt.Errorf("nbd: reattach: another process looks after %s: %w", devPath(c.Index), err)
 	}
-	info := a.export.info.Load()
-	a.size = info.Size
+	a.size = state.size // changed later, if it has to be
 	replaceCtx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	a.sockets = max(1, state.queues)
-	if err := a.replace(replaceCtx, a.sockets, info.Size); err != nil {
+	if err := a.replace(replaceCtx, max(1, state.queues)); err != nil {
 		a.discard()
 		return nil, fmt.Errorf("nbd: reattach: %w", err)
 	}
@@ -207,9 +206,9 @@ func Reattach(ctx context.Context, c AttachConfig) (*Attachment, error) {
 
 func newAttachment(c AttachConfig) (*Attachment, error) {
 	a := &Attachment{
-		cfg: c, backend: identifierPrefix + c.Identifier, sockets: c.Connections,
+		cfg: c, backend: identifierPrefix + c.Identifier,
 		srv:    NewServer(Config{MaxConnections: 4 * 1024, Logger: c.Logger}),
-		retire: make(chan struct{}), named: make(chan struct{}), stop: make(chan struct{}), resize: make(chan struct{}, 1),
+		retire: make(chan struct{}), named: make(chan struct{}), kernel: make(chan struct{}, 1), stop: make(chan struct{}), resize: make(chan struct{}, 1),
 	}
 	d := c.Device
 	if c.Connections == 1 {
@@ -314,18 +313,9 @@ func (a *Attachment) begin(ctx context.Context) error {
 // waitReady waits until the device can be opened and has its size, then has its partitions looked for.
 func (a *Attachment) waitReady(ctx context.Context) error {
 	for {
-		f, err := openDevice(a.Index, os.O_RDONLY)
+		err := call(ctx, a.tryOpen)
 		if err == nil {
-			var size int64
-			size, err = f.Seek(0, io.SeekEnd)
-			if err == nil && size == a.size {
-				_ = unix.IoctlSetInt(int(f.Fd()), unix.BLKRRPART, 0) // busy if somebody else does, who will find them
-				return f.Close()
-			}
-			f.Close()
-			if err == nil {
-				err = fmt.Errorf("%s has %d bytes, not %d", a.Path, size, a.size)
-			}
+			return nil
 		}
 		select {
 		case <-ctx.Done():
@@ -334,6 +324,35 @@ func (a *Attachment) waitReady(ctx context.Context) error {
 		}
 	}
 }
+
+func (a *Attachment) tryOpen() error {
+	f, err := openDevice(a.Index, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	if size != a.size {
+		return fmt.Errorf("%s has %d bytes, not %d", a.Path, size, a.size)
+	}
+	_ = unix.IoctlSetInt(int(f.Fd()), unix.BLKRRPART, 0) // busy if somebody else does, who will find them
+	return nil
+}
+
+// lockKernel waits for the turn to give the kernel a command.
+func (a *Attachment) lockKernel(ctx context.Context) error {
+	select {
+	case a.kernel <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the kernel is still at work on %s: %w", a.Path, ctx.Err())
+	}
+}
+
+func (a *Attachment) unlockKernel() { <-a.kernel }
 
 // follow tells the kernel about changes of the size.
 func (a *Attachment) follow() {
@@ -350,8 +369,10 @@ func (a *Attachment) follow() {
 }
 
 func (a *Attachment) setSize(size int64) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	if err := a.lockKernel(context.Background()); err != nil {
+		return err
+	}
+	defer a.unlockKernel()
 	if a.detached || size == a.size {
 		return nil
 	}

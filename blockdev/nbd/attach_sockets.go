@@ -92,17 +92,20 @@ func (a *Attachment) serve(sock net.Conn, number int) {
 		a.cfg.Logger.Warn("nbd: the kernel gave up a socket; giving it a new one", "device", a.Path)
 		ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
 		defer cancel()
-		if err := a.replace(ctx, 1, 0); err != nil && !errors.Is(err, net.ErrClosed) {
+		if err := a.replace(ctx, 1); err != nil && !errors.Is(err, net.ErrClosed) {
 			a.cfg.Logger.Error("nbd: the kernel took no new socket", "device", a.Path, "err", err)
 		}
 	})
 }
 
 // replace gives the kernel n new sockets in place of n that are dead, and waits until it took them: it notices
-// that a socket is dead only after its end is closed.
-func (a *Attachment) replace(ctx context.Context, n int, size int64) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// that a socket is dead only after its end is closed. It changes nothing else: the kernel would first wait for the
+// requests under way, which wait for the sockets.
+func (a *Attachment) replace(ctx context.Context, n int) error {
+	if err := a.lockKernel(ctx); err != nil {
+		return err
+	}
+	defer a.unlockKernel()
 	for number := 0; number < n; {
 		if a.detached {
 			return net.ErrClosed
@@ -112,11 +115,9 @@ func (a *Attachment) replace(ctx context.Context, n int, size int64) error {
 			return err
 		}
 		_, err = kernelCall(nlReconfigure, kernelSettings{
-			index: a.Index, size: size, backend: a.backend, fds: descriptors(theirs),
-			timeout: a.cfg.kernelTimeout(a.sockets), deadTimeout: a.cfg.DeadTimeout,
+			index: a.Index, backend: a.backend, fds: descriptors(theirs), deadTimeout: a.cfg.DeadTimeout,
 		})
 		closeAll(theirs)
-		a.lookSooner()
 		if err == nil && peerAlive(ours[0]) {
 			a.serve(ours[0], number)
 			number++
@@ -136,13 +137,15 @@ func (a *Attachment) replace(ctx context.Context, n int, size int64) error {
 }
 
 // lookSooner shortens the time between the kernel's looks at a request that takes long, when all a look can lead
-// to is that the request goes to the new socket: 30 s otherwise. CONNECT and RECONFIGURE set it back.
-func (a *Attachment) lookSooner() {
-	if a.sockets > 1 {
+// to is that the request goes to a new socket: 30 s otherwise. The kernel waits for the requests under way, so
+// this is done when the device is new.
+func (a *Attachment) lookSooner(ctx context.Context) {
+	if a.cfg.Connections > 1 {
 		return
 	}
 	milliseconds := strconv.FormatInt(lookAgain.Milliseconds(), 10)
-	if err := os.WriteFile(sysPath(a.Index, "queue", "io_timeout"), []byte(milliseconds), 0o644); err != nil {
+	path := sysPath(a.Index, "queue", "io_timeout")
+	if err := call(ctx, func() error { return os.WriteFile(path, []byte(milliseconds), 0o644) }); err != nil {
 		a.cfg.Logger.Warn("nbd: recovery after a crash will take longer", "device", a.Path, "err", err)
 	}
 }

@@ -66,11 +66,12 @@ func (a *Attachment) disconnect(ctx context.Context, force bool) error {
 			if err := syncDevice(ctx, f, a.Index, force); err != nil {
 				return err
 			}
-			dropPartitions(f, a.Index)
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	if err := a.lockKernel(ctx); err != nil {
+		return err
+	}
+	defer a.unlockKernel()
 	if mine() {
 		if err := disconnectCall(ctx, a.Index, a.backend); err != nil {
 			return err
@@ -80,24 +81,28 @@ func (a *Attachment) disconnect(ctx context.Context, force bool) error {
 	return nil
 }
 
-// syncDevice makes durable what was written to f, and looks once more who uses it. With force it only tries.
+// syncDevice makes durable what was written to f, looks once more who uses it, and has the kernel forget the
+// partitions. With force it only tries.
 func syncDevice(ctx context.Context, f *os.File, index int, force bool) error {
 	if force {
 		c, cancel := context.WithTimeout(ctx, forcedSync)
 		defer cancel()
 		ctx = c
 	}
-	err := call(ctx, func() error { return os.NewSyscallError("fsync", unix.Fsync(int(f.Fd()))) })
+	err := call(ctx, func() error {
+		if err := unix.Fsync(int(f.Fd())); err != nil {
+			return fmt.Errorf("%s cannot be synced: %w", devPath(index), err)
+		}
+		if h := holders(index, int(f.Fd())); len(h) > 0 && !force { // somebody came in the meantime
+			return &BusyError{Index: index, Holders: h}
+		}
+		dropPartitions(f, index)
+		return nil
+	})
 	if force {
 		return nil
 	}
-	if err != nil {
-		return fmt.Errorf("%s cannot be synced: %w", devPath(index), err)
-	}
-	if h := holders(index, int(f.Fd())); len(h) > 0 { // somebody came in the meantime
-		return &BusyError{Index: index, Holders: h}
-	}
-	return nil
+	return err
 }
 
 func disconnectCall(ctx context.Context, index int, backend string) error {

@@ -44,8 +44,8 @@ var ErrNoModule = errors.New("the kernel has no NBD driver loaded: run \"modprob
 // ErrNotRoot says that the kernel refused for lack of rights.
 var ErrNotRoot = errors.New("attaching a kernel NBD device needs root (CAP_SYS_ADMIN outside of any user namespace)")
 
-// kernelSettings is what CONNECT and RECONFIGURE tell the kernel. Zero values are left out, but for the timeouts,
-// which go with sockets: what an index's last user set stays otherwise.
+// kernelSettings is what CONNECT and RECONFIGURE tell the kernel. Zero values are left out, but for the timeouts
+// at CONNECT (flags are not 0): what an index's last user set stays otherwise.
 type kernelSettings struct {
 	index       int // -1: the kernel chooses
 	size        int64
@@ -71,9 +71,9 @@ func (k *kernelSettings) encode() ([]byte, error) {
 	if k.flags != 0 {
 		e.Uint64(attrServerFlags, uint64(k.flags))
 		e.Uint64(attrClientFlags, 0) // neither is the last user's
+		e.Uint64(attrTimeout, seconds(k.timeout))
 	}
 	if len(k.fds) > 0 {
-		e.Uint64(attrTimeout, seconds(k.timeout))
 		e.Uint64(attrDeadConnTimeout, seconds(k.deadTimeout))
 		e.Nested(attrSockets, func(list *netlink.AttributeEncoder) error {
 			for _, fd := range k.fds {
