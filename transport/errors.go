@@ -3,6 +3,7 @@ package transport
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // Errors of queues; test with errors.Is.
@@ -42,11 +43,13 @@ type ConnectError struct {
 
 // Error is one line: what happened, to what, and what to do.
 func (e *ConnectError) Error() string {
-	s := e.Addr + ": "
-	if e.Queue != 0 {
-		s = fmt.Sprintf("%s queue %d: ", e.Addr, e.Queue)
+	s := e.Err.Error()
+	switch {
+	case e.Queue != 0:
+		s = fmt.Sprintf("%s queue %d: %s", e.Addr, e.Queue, s)
+	case !strings.Contains(s, e.Addr):
+		s = e.Addr + ": " + s
 	}
-	s += e.Err.Error()
 	if e.Hint != "" {
 		s += ": " + e.Hint
 	}

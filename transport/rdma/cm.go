@@ -94,8 +94,7 @@ func (d *dialer) connectError(addr transport.Address, queue uint16, err error) e
 	case errors.As(err, &memlock):
 		e.Class = transport.ErrMemlock
 	case errors.Is(err, verbs.ErrNoDevice):
-		e.Class = transport.ErrNoDevice
-		e.Hint = "bring up an RDMA device that routes there, or use --provider iwarp"
+		e.Class = transport.ErrNoDevice // the provider says what to do
 	case errors.Is(err, verbs.ErrTimeout), errors.Is(err, context.DeadlineExceeded):
 		e.Class = transport.ErrTimeout
 		if errors.Is(err, context.DeadlineExceeded) {
