@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -119,14 +120,20 @@ func (d *StateDir) Find(what string) ([]Status, error) {
 // Errors: *BusyError.
 func (d *StateDir) Disconnect(ctx context.Context, name string, force bool) error {
 	path := d.folder(name)
-	if !alive(path) {
-		return d.clear(name, force)
+	process, err := openOwner(path)
+	if err == nil {
+		defer unix.Close(process)
 	}
-	var s Status
+	switch {
+	case !alive(path):
+		return d.clear(name, force)
+	case err != nil: // it has not written its number yet
+		return fmt.Errorf("%s is just being started: try again", name)
+	}
+	begin := time.Now()
 	sctx, cancel := context.WithTimeout(ctx, StatusTimeout)
-	statusErr := call(sctx, path, http.MethodGet, "/status", nil, &s)
+	err = call(sctx, path, http.MethodGet, "/status", nil, new(Status))
 	cancel()
-	err := statusErr
 	if err == nil {
 		dctx, cancel := context.WithTimeout(ctx, disconnectLimit)
 		err = call(dctx, path, http.MethodPost, "/disconnect", disconnectRequest{force}, nil)
@@ -136,18 +143,47 @@ func (d *StateDir) Disconnect(ctx context.Context, name string, force bool) erro
 	if errors.As(err, &busy) || errors.Is(err, context.Canceled) {
 		return err
 	}
-	if err != nil && !ends(path, 200*time.Millisecond) {
+	if err != nil && !exits(process, 200*time.Millisecond) {
 		if !force {
 			return fmt.Errorf("%s does not answer (%v): --force kills it", name, err)
 		}
-		if err := kill(path); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+		if err := unix.PidfdSendSignal(process, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("%s: %w", name, os.NewSyscallError("pidfd_send_signal", err))
 		}
 	}
-	if !ends(path, time.Second) {
+	// The kernel may take a moment to give back what the process had.
+	if !exits(process, max(time.Second, disconnectLimit-time.Since(begin))) {
 		return fmt.Errorf("%s has disconnected but its process does not end", name)
 	}
 	return d.clear(name, force)
+}
+
+// openOwner opens a handle (pidfd) of the process that owns a session's folder; -1 with an error. The caller looks
+// afterwards whether the folder is still locked: a process's number can be given to another one.
+func openOwner(path string) (int, error) {
+	pid, err := owner(path)
+	if err != nil {
+		return -1, err
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1, os.NewSyscallError("pidfd_open", err)
+	}
+	return fd, nil
+}
+
+// exits waits until a process has ended, all of its threads included.
+func exits(pidfd int, in time.Duration) bool {
+	for end := time.Now().Add(in); ; {
+		left := time.Until(end)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(max(left.Milliseconds(), 0)))
+		if n > 0 {
+			return true
+		}
+		if !errors.Is(err, unix.EINTR) && left <= 0 {
+			return false
+		}
+	}
 }
 
 // clear removes what a session whose process is gone has left. Errors: *BusyError.
@@ -166,24 +202,6 @@ func (d *StateDir) clear(name string, force bool) error {
 	}
 	removeFolder(path)
 	return nil
-}
-
-// kill ends the process that holds the folder's lock.
-func kill(path string) error {
-	pid, err := owner(path)
-	if err != nil {
-		return err
-	}
-	// A handle, and the lock looked at again after it was taken: a number can be given to another process.
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return nil // it has gone
-	}
-	defer unix.Close(fd)
-	if !alive(path) {
-		return nil
-	}
-	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 }
 
 // Admin passes an admin command to the session called name. An error status of the controller is a
