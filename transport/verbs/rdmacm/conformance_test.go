@@ -180,11 +180,16 @@ func TestUnreachable(t *testing.T) {
 		if e != nil {
 			t.Fatal(e)
 		}
-		if _, e = c.NewQP(pd, verbs.QPConfig{SendDepth: 4, RecvDepth: 4}); e != nil {
+		q, e := c.NewQP(pd, verbs.QPConfig{SendDepth: 4, RecvDepth: 4})
+		if e != nil {
 			t.Fatal(e)
 		}
 		_, err = c.Connect(ctx, verbs.ConnParams{ResponderResources: 1, RetryCount: 7, RNRRetryCount: 7})
-		_ = c.Close()
+		for _, f := range []func() error{q.Close, c.Close, pd.Close} {
+			if err := f(); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 	if err == nil {
 		t.Errorf("connected to %v", remote)

@@ -32,7 +32,7 @@ type conn struct {
 	request event
 
 	steps   chan event    // what happened to the set-up step under way
-	closing chan struct{} // closed when Close begins
+	abort   chan struct{} // closed, under mu, when it or its queue pair is being closed: no set-up call goes on
 	closed  chan struct{} // closed when Close is done
 	down    chan struct{} // closed when err is set
 	calls   sync.WaitGroup
@@ -43,15 +43,13 @@ type conn struct {
 	up  bool       // ESTABLISHED was seen
 	err error
 	qp  *queuePair
-	// lingers: Close has returned before the kernel let go of the queue pair.
-	lingers bool
 }
 
 func newConn(p *Provider, ch *channel, id *C.struct_rdma_cm_id) *conn {
 	c := &conn{
 		p: p, ch: ch, id: id,
 		// An attempt has at most a handful of events; a late one more is of no interest.
-		steps: make(chan event, 8), closing: make(chan struct{}), closed: make(chan struct{}), down: make(chan struct{}),
+		steps: make(chan event, 8), abort: make(chan struct{}), closed: make(chan struct{}), down: make(chan struct{}),
 	}
 	ch.read(c.handle)
 	return c
@@ -102,22 +100,13 @@ func (c *conn) step(ctx context.Context, want eventType, limit time.Duration) (e
 				return e, resolveFailure(e.kind, e.status, c.remote)
 			}
 			return e, connectFailure(e.kind, e.status, e.private, c.remote)
-		case <-c.closing:
+		case <-c.abort:
 			return event{}, fmt.Errorf("%v: %w", c.remote, verbs.ErrClosed)
 		case <-ctx.Done():
 			return event{}, fmt.Errorf("%v: waiting for %q: %w", c.remote, want, ctx.Err())
 		case <-timeout:
 			return event{}, fmt.Errorf("%v: %w (no %q within %v)", c.remote, verbs.ErrUnreachable, want, limit)
 		}
-	}
-}
-
-func (c *conn) isClosing() bool {
-	select {
-	case <-c.closing:
-		return true
-	default:
-		return false
 	}
 }
 
@@ -145,7 +134,7 @@ func (c *conn) RemoteAddr() verbs.Addr { return c.remote }
 func (c *conn) NewPD() (verbs.PD, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isClosing() {
+	if c.interrupted() {
 		return nil, verbs.ErrClosed
 	}
 	return newDomain(c.id.verbs, c.device.Name)
@@ -155,7 +144,7 @@ func (c *conn) NewPD() (verbs.PD, error) {
 func (c *conn) NewQP(pd verbs.PD, cfg verbs.QPConfig) (verbs.QP, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isClosing() {
+	if c.interrupted() {
 		return nil, verbs.ErrClosed
 	}
 	if c.qp != nil {
@@ -209,14 +198,17 @@ func (c *conn) Disconnect() error {
 	return nil
 }
 
+// closeLimit bounds Close of a connection and of a queue pair: the drain, and a little for the kernel.
+const closeLimit = verbs.DrainTimeout + verbs.DrainTimeout/4
+
 // Close ends and frees everything. There is no way to take back an iWARP handshake that the peer has not answered:
-// the kernel holds the identifier and the queue pair until it times out (10 s with siw). After a second the rest is
+// the kernel holds the identifier and the queue pair until it times out (10 s with siw). After closeLimit the rest is
 // left to a goroutine that ends with it, and the domain's end waits for that as well.
 func (c *conn) Close() error {
 	c.once.Do(func() {
-		c.closeBy = time.Now().Add(verbs.DrainTimeout)
-		close(c.closing)
+		c.closeBy = time.Now().Add(closeLimit)
 		c.fail(verbs.ErrClosed)
+		c.interrupt()
 		go c.tearDown()
 	})
 	limit := time.NewTimer(time.Until(c.closeBy))
@@ -226,38 +218,62 @@ func (c *conn) Close() error {
 		return nil
 	case <-limit.C:
 	}
+	c.p.log.Warn("the kernel still holds a closed connection", "remote", c.remote, "device", c.device.Name)
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	select {
-	case <-c.closed:
-	default:
-		if c.qp != nil && !c.lingers {
-			c.lingers = true
-			c.qp.domain.linger()
-			c.p.log.Warn("the kernel still holds a closed connection", "remote", c.remote, "device", c.device.Name)
-		}
+	q := c.qp
+	c.mu.Unlock()
+	if q != nil {
+		q.domain.linger(q)
 	}
 	return nil
 }
 
+// interrupt cancels a set-up call under way, and lets no other begin.
+func (c *conn) interrupt() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.interrupted() {
+		close(c.abort)
+	}
+}
+
+func (c *conn) interrupted() bool {
+	select {
+	case <-c.abort:
+		return true
+	default:
+		return false
+	}
+}
+
 func (c *conn) tearDown() {
+	defer close(c.closed)
 	c.calls.Wait()
 	c.ch.stop()
 	c.mu.Lock()
 	q := c.qp
 	c.mu.Unlock()
 	if q != nil {
-		_ = q.Close()
+		q.beginClose()
+		<-q.destroyed
 	}
 	if r := C.farblk_destroy_id(c.id); r != 0 {
 		c.p.log.Warn("rdma_destroy_id failed", "remote", c.remote, "errno", int(-r))
 	}
 	c.ch.destroy()
+}
+
+// settleCalls waits until no set-up call runs, and until the library has processed the last event of an attempt that is
+// not up: such an event changes the queue pair's state.
+func (c *conn) settleCalls() {
+	c.interrupt()
+	c.calls.Wait()
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	close(c.closed)
-	if c.lingers {
-		q.domain.gone()
+	up := c.up
+	c.mu.Unlock()
+	if !up {
+		c.ch.stop()
+		c.fail(verbs.ErrClosed)
 	}
 }
 
@@ -265,7 +281,7 @@ func (c *conn) tearDown() {
 func (c *conn) call(f func() int) (<-chan int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isClosing() {
+	if c.interrupted() {
 		return nil, verbs.ErrClosed
 	}
 	if c.err != nil {
@@ -284,11 +300,14 @@ func (c *conn) call(f func() int) (<-chan int, error) {
 func (c *conn) await(ctx context.Context, name string, done <-chan int) error {
 	select {
 	case r := <-done:
+		if r != 0 && c.interrupted() {
+			return fmt.Errorf("%v: %w", c.remote, verbs.ErrClosed)
+		}
 		if r != 0 {
 			return callError(name, -r, c.remote)
 		}
 		return nil
-	case <-c.closing:
+	case <-c.abort:
 		return fmt.Errorf("%v: %w", c.remote, verbs.ErrClosed)
 	case <-ctx.Done():
 		return fmt.Errorf("%v: %s: %w", c.remote, name, ctx.Err())

@@ -65,15 +65,28 @@ func (d *domain) free() error {
 	return nil
 }
 
-func (d *domain) linger() {
+// linger lets the domain outlive its own Close until q is destroyed, if it is not yet.
+func (d *domain) linger(q *queuePair) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.lingering++
+	select {
+	case <-q.destroyed:
+	default:
+		if !q.lingers {
+			q.lingers = true
+			d.lingering++
+		}
+	}
 }
 
-func (d *domain) gone() {
+// gone tells that q is destroyed.
+func (d *domain) gone(q *queuePair) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	close(q.destroyed)
+	if !q.lingers {
+		return
+	}
 	if d.lingering--; d.lingering == 0 && d.closed {
 		_ = d.free()
 	}

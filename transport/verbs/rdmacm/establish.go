@@ -143,10 +143,10 @@ func (c *conn) Connect(ctx context.Context, p verbs.ConnParams) ([]byte, error) 
 	return e.private, nil
 }
 
-// connectApart makes the call in a thread that Close can cancel; without it a dead address would hold the
+// connectApart makes the call in a thread that closing can cancel; without it a dead address would hold the
 // connection for as long as TCP tries.
 func (c *conn) connectApart(p *C.struct_farblk_params) int {
-	const look = 50 // ms: how soon Close is noticed
+	const look = 50 // ms: how soon that is noticed
 	t := (*C.struct_farblk_connecting)(C.calloc(1, C.sizeof_struct_farblk_connecting))
 	defer C.free(unsafe.Pointer(t))
 	t.id, t.params = c.id, *p
@@ -155,7 +155,7 @@ func (c *conn) connectApart(p *C.struct_farblk_params) int {
 	}
 	var result C.int
 	for cancelled := false; C.farblk_connect_join(t, look, &result) != 0; {
-		if !cancelled && c.isClosing() {
+		if !cancelled && c.interrupted() {
 			C.farblk_connect_cancel(t)
 			cancelled = true
 		}
@@ -169,7 +169,7 @@ func (c *conn) ready(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isClosing() {
+	if c.interrupted() {
 		return verbs.ErrClosed
 	}
 	if c.qp == nil {

@@ -62,7 +62,10 @@ type queuePair struct {
 
 	connected atomic.Bool // ESTABLISHED was seen: sends may be posted
 	closing   atomic.Bool
-	close     func() error
+	once      sync.Once
+	closeBy   time.Time     // set by the first Close
+	destroyed chan struct{} // closed under domain.mu
+	lingers   bool          // guarded by domain.mu
 
 	getEvent func(uintptr) bool // for Wait, made once
 	eventErr C.int
@@ -81,7 +84,7 @@ func newQueuePair(c *conn, d *domain, cfg verbs.QPConfig) (*queuePair, error) {
 	if n := cfg.SendDepth + cfg.RecvDepth; n > c.device.MaxCQE {
 		return nil, fmt.Errorf("%s: the device's completion queues take %d", about, c.device.MaxCQE)
 	}
-	q := &queuePair{conn: c, domain: d, sent: newRing(cfg.SendDepth), received: newRing(cfg.RecvDepth)}
+	q := &queuePair{conn: c, domain: d, sent: newRing(cfg.SendDepth), received: newRing(cfg.RecvDepth), destroyed: make(chan struct{})}
 	if r := C.farblk_create_cq(c.id.verbs, C.int(cfg.SendDepth+cfg.RecvDepth), &q.cc, &q.cq); r != 0 {
 		return nil, callError("ibv_create_cq", int(-r), about)
 	}
@@ -117,7 +120,6 @@ func newQueuePair(c *conn, d *domain, cfg verbs.QPConfig) (*queuePair, error) {
 		}
 		return q.eventErr != -C.EAGAIN
 	}
-	q.close = sync.OnceValue(q.destroy)
 	return q, nil
 }
 
@@ -178,12 +180,52 @@ func (q *queuePair) setRNRTimer(code uint8) int {
 	return int(C.farblk_rnr_timer(q.qp, C.uint8_t(code)))
 }
 
-// Close stops the device and frees the queue pair.
-func (q *queuePair) Close() error { return q.close() }
+// Close stops the device and frees the queue pair. A connection attempt is cancelled first; where the kernel holds on
+// to it (see conn.Close), the queue pair is in the error state and out of use when Close returns, and freed later.
+func (q *queuePair) Close() error {
+	q.beginClose()
+	limit := time.NewTimer(time.Until(q.closeBy))
+	defer limit.Stop()
+	select {
+	case <-q.destroyed:
+	case <-limit.C:
+		q.domain.linger(q)
+	}
+	return nil
+}
 
-func (q *queuePair) destroy() error {
-	q.closing.Store(true)
-	q.fd.close()
+func (q *queuePair) beginClose() {
+	q.once.Do(func() {
+		q.closeBy = time.Now().Add(closeLimit)
+		q.closing.Store(true)
+		q.fd.close()
+		go q.destroy()
+	})
+}
+
+func (q *queuePair) destroy() {
+	defer q.domain.gone(q)
+	q.conn.settleCalls()
+	q.retire()
+
+	// From here on nobody else uses what is freed. Only calls on a connection that has not ended could meet the
+	// identifier's queue pair in the library; one that has ended may take long to let go, so its lock is not held.
+	q.conn.mu.Lock()
+	if q.conn.err == nil {
+		defer q.conn.mu.Unlock()
+	} else {
+		q.conn.mu.Unlock()
+	}
+	C.rdma_destroy_qp(q.conn.id)
+	C.ibv_ack_cq_events(q.cq, C.uint(q.unacked.Load()))
+	q.freeCQ()
+	C.free(unsafe.Pointer(unsafe.SliceData(q.sends)))
+	C.free(unsafe.Pointer(unsafe.SliceData(q.recvs)))
+	C.free(unsafe.Pointer(unsafe.SliceData(q.wcs)))
+}
+
+// retire stops the device and drains, and turns away all who come later.
+func (q *queuePair) retire() {
 	q.sendMu.Lock()
 	defer q.sendMu.Unlock()
 	q.recvMu.Lock()
@@ -196,17 +238,9 @@ func (q *queuePair) destroy() error {
 	q.lost.Stop()
 	q.conn.mu.Unlock()
 	q.drain()
-
 	q.conn.mu.Lock()
-	defer q.conn.mu.Unlock()
 	q.gone = true
-	C.rdma_destroy_qp(q.conn.id)
-	C.ibv_ack_cq_events(q.cq, C.uint(q.unacked.Load()))
-	q.freeCQ()
-	C.free(unsafe.Pointer(unsafe.SliceData(q.sends)))
-	C.free(unsafe.Pointer(unsafe.SliceData(q.recvs)))
-	C.free(unsafe.Pointer(unsafe.SliceData(q.wcs)))
-	return nil
+	q.conn.mu.Unlock()
 }
 
 // drain waits until the device has flushed all that it owes, or DrainTimeout is over. Destroying the queue pair

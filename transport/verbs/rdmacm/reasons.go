@@ -170,8 +170,7 @@ func workStatus(s int) verbs.Status {
 func openFailure(e syscall.Errno) error {
 	const node = "/dev/infiniband/rdma_cm"
 	if entries, err := os.ReadDir(sysDevices); err != nil || len(entries) == 0 {
-		return fmt.Errorf("%w: this machine has none (%s is empty): load the adapter's driver, "+
-			"or make one with 'rdma link add', or use --provider iwarp", verbs.ErrNoDevice, sysDevices)
+		return fmt.Errorf("%w: this machine has none (%s is empty)", verbs.ErrNoDevice, sysDevices)
 	}
 	if _, err := os.Stat(node); errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("%w can be used: %s is missing: 'modprobe rdma_ucm', or pass /dev/infiniband into the container",

@@ -141,6 +141,24 @@ func testCloseDuringConnect(t *testing.T, p verbs.Provider, o Options) {
 	mustClose(t, "unanswered request", sv.conn.Close)
 }
 
+// testQPCloseDuringConnect frees the queue pair first, as an owner does who gives up on an attempt.
+func testQPCloseDuringConnect(t *testing.T, p verbs.Provider, o Options) {
+	cl, _, result := offer(t, p, o)
+	start := time.Now()
+	mustClose(t, "queue pair", cl.qp.Close)
+	mustClose(t, "region", cl.mr.Close)
+	mustClose(t, "connecting side", cl.conn.Close)
+	if d := time.Since(start); d > 4*time.Second {
+		t.Errorf("closing took %v", d)
+	}
+	if err := <-result; err == nil {
+		t.Error("connected without a queue pair")
+	}
+	if _, err := cl.qp.Poll(cl.buf[:]); !errors.Is(err, verbs.ErrClosed) {
+		t.Errorf("Poll after close: %v", err)
+	}
+}
+
 func testListenerClose(t *testing.T, p verbs.Provider, o Options) {
 	l := listen(t, p, o)
 	result := make(chan error, 1)

@@ -46,6 +46,7 @@ func Run(t *testing.T, newProvider func(*testing.T) verbs.Provider, o Options) {
 		{"ConnectDeadline", testConnectDeadline},
 		{"ResolveCancelled", testResolveCancelled},
 		{"CloseDuringConnect", testCloseDuringConnect},
+		{"QueuePairCloseDuringConnect", testQPCloseDuringConnect},
 		{"ListenerCloseInterruptsAccept", testListenerClose},
 		{"ListenerAcceptDeadline", testAcceptDeadline},
 		{"AcceptAfterPeerLeft", testAcceptAfterPeerLeft},
