@@ -355,18 +355,19 @@ func TestKernelNotRoot(t *testing.T) {
 // TestKernelWithoutModule has neither the kernel nor this process find modprobe.
 func TestKernelWithoutModule(t *testing.T) {
 	ctx := needKernel(t)
-	_ = exec.CommandContext(ctx, "rmmod", "nbd").Run()
-	if hasFamily() {
-		t.Fatal("the module cannot be removed: something is left")
-	}
 	old, err := os.ReadFile("/proc/sys/kernel/modprobe")
 	if err != nil {
 		t.Fatal(err)
 	}
+	// asking for the family would load it
 	if err := os.WriteFile("/proc/sys/kernel/modprobe", []byte("/bin/false"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = os.WriteFile("/proc/sys/kernel/modprobe", old, 0o600) }()
+	out, _ := exec.CommandContext(ctx, "rmmod", "nbd").CombinedOutput()
+	if hasFamily() {
+		t.Fatalf("the module cannot be removed: something is left (%s)", out)
+	}
 	t.Setenv("PATH", t.TempDir())
 	_, err = Attach(ctx, AttachConfig{Index: -1, Device: memory(t, blockdev.MemoryConfig{Size: 8 << 20})})
 	if !errors.Is(err, ErrNoModule) || !strings.Contains(err.Error(), "modprobe nbd") {
