@@ -83,7 +83,8 @@ type Queue interface {
 	// Submit takes r; it never blocks and never refuses: what does not fit the device's queue waits in r's
 	// own memory. Invalid requests (range, alignment, read-only) complete with an error.
 	Submit(r *Request)
-	// Kick starts everything submitted, and sees to it that completions are noticed without a Poll.
+	// Kick starts everything submitted, and sees to it that completions are noticed without a Poll. It may
+	// complete requests, calling Done on this goroutine.
 	Kick()
 	// Poll starts everything submitted, then completes what is ready, calling Done on this goroutine, for at
 	// most wait or until one completed, and returns how many. After 0 the device's own goroutine watches;

@@ -107,7 +107,7 @@ type Queue interface {
 	// outstanding (try again after a completion), or the *LostError that ended the queue.
 	Submit(r *Request) error
 	// Kick starts what was submitted, one doorbell for all of it, and sees to it that completions are noticed
-	// without a Poll.
+	// without a Poll. It may complete requests, calling Done on this goroutine.
 	Kick()
 	// Poll starts what was submitted, then completes what has come, calling Done on this goroutine, for at
 	// most wait or until at least one was completed, and returns how many. After 0 the queue's own goroutine

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
 	"unsafe"
@@ -302,6 +303,28 @@ func (q *fakeQP) answer(cid uint16, result uint64) {
 	q.mu.Lock()
 	q.respond(cid, result)
 	q.mu.Unlock()
+}
+
+// answerAll answers commands until stop, now and then a little later.
+func (q *fakeQP) answerAll(stop <-chan struct{}) {
+	for i := 0; ; i++ {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		q.mu.Lock()
+		if n := len(q.sends); n > 0 {
+			wr := q.sends[0]
+			q.sends = q.sends[:copy(q.sends, q.sends[1:])]
+			q.sent(wr.ID)
+			q.respond(cidOf(wr), 0)
+		}
+		q.mu.Unlock()
+		if i%7 == 0 {
+			runtime.Gosched()
+		}
+	}
 }
 
 // region is memory outside the Go heap.

@@ -18,10 +18,27 @@ import (
 // kernel thread that would bring the completion, on the machine's last free core by 20 ms a message.
 func (q *queue) Poll(wait time.Duration) int {
 	q.post()
-	q.owned.Store(false)
-	if q.outstanding.Load() == 0 || !q.pollMu.TryLock() {
+	q.owned.Store(false) // before the look at outstanding: see Kick, which looks in the other order
+	if q.outstanding.Load() == 0 {
 		return 0
 	}
+	for {
+		q.missed.Store(true)
+		if !q.pollMu.TryLock() {
+			return 0
+		}
+		q.missed.Store(false)
+		n := q.pollLocked(wait)
+		q.pollMu.Unlock()
+		if n > 0 || wait < 0 || !q.missed.Load() {
+			return n
+		}
+		wait = 0
+	}
+}
+
+// pollLocked is one Poll. It leaves the queue owned when the caller has to poll again. pollMu is held.
+func (q *queue) pollLocked(wait time.Duration) int {
 	q.owned.Store(true)
 	n := q.reap()
 	if n == 0 && wait > 0 {
@@ -32,7 +49,6 @@ func (q *queue) Poll(wait time.Duration) int {
 			q.owned.Store(false)
 		}
 	}
-	q.pollMu.Unlock()
 	return n
 }
 
@@ -58,7 +74,8 @@ func (q *queue) spin(wait time.Duration) int {
 
 // handOver leaves the queue to run, and completes what came before it began to watch. pollMu is held.
 func (q *queue) handOver() int {
-	if q.armed.CompareAndSwap(false, true) {
+	if !q.armed {
+		q.armed = true
 		q.arm()
 	}
 	return q.reap()
@@ -86,18 +103,21 @@ func (q *queue) run() {
 			return
 		}
 		q.events.Add(1)
-		q.armed.Store(false)
-		for !q.armed.Load() && !q.owned.Load() && q.outstanding.Load() > 0 {
-			q.watchOnce()
+		q.pollMu.Lock()
+		q.armed = false
+		q.watchLocked()
+		q.pollMu.Unlock()
+		for q.missed.Load() {
+			q.pollMu.Lock()
+			q.watchLocked()
+			q.pollMu.Unlock()
 		}
 	}
 }
 
-// watchOnce completes what there is until it has armed the queue, unless somebody else has taken the queue.
-func (q *queue) watchOnce() {
-	q.pollMu.Lock()
-	defer q.pollMu.Unlock()
-	if q.owned.Load() {
+// watchLocked completes what there is and arms the queue, unless its owner will. pollMu is held.
+func (q *queue) watchLocked() {
+	if missed := q.missed.Swap(false); q.owned.Load() && !missed {
 		return
 	}
 	q.owned.Store(true)
@@ -109,7 +129,6 @@ func (q *queue) watchOnce() {
 		if q.handOver() == 0 {
 			break
 		}
-		q.armed.Store(false)
 	}
 	q.owned.Store(false)
 }

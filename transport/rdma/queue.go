@@ -64,16 +64,19 @@ type queue struct {
 
 	waiting     atomic.Int32 // len(pending)
 	outstanding atomic.Int32
-	// armed: an event will wake run. owned: somebody holds pollMu, or has promised to poll again. Whoever
-	// finds neither must arm; owned is cleared before an owner's TryLock can fail, and run looks again after
-	// it let go, so that no completion is left without either.
-	armed, owned atomic.Bool
+	postMu      sync.Mutex
+	posting     []verbs.SendWR // what the holder of postMu is posting
+	doorbells   atomic.Uint64
 
-	postMu    sync.Mutex
-	posting   []verbs.SendWR // what the holder of postMu is posting
-	doorbells atomic.Uint64
+	// Who notices completions. pollMu is held while somebody polls. armed, under it, says that an event will
+	// wake run, or has and run will come. owned says that somebody polls or has promised to poll again soon:
+	// others need not then. missed says that somebody found pollMu taken: its holder looks again when it has
+	// let go, unless it promises.
+	pollMu sync.Mutex
+	armed  bool
+	owned  atomic.Bool
+	missed atomic.Bool
 
-	pollMu        sync.Mutex
 	wc            [pollBatch]verbs.Completion
 	recvs         []verbs.RecvWR
 	ended         []*transport.Request
@@ -195,7 +198,7 @@ func (q *queue) release() {
 }
 
 func (q *queue) start() {
-	q.armed.Store(true)
+	q.armed = true
 	q.arm()
 	go q.run()
 	go q.watch()
@@ -323,10 +326,12 @@ func (q *queue) post() {
 
 // Kick implements transport.Queue.
 func (q *queue) Kick() {
-	if !q.owned.Load() && q.armed.CompareAndSwap(false, true) {
-		q.arm()
-	}
 	q.post()
+	if q.owned.Load() {
+		return
+	}
+	for q.Poll(0) > 0 { // arming comes too late for what has completed already
+	}
 }
 
 func (q *queue) arm() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -379,36 +380,60 @@ func TestCaseH20EveryExitReturnsItsSlot(t *testing.T) {
 	}
 }
 
-// TestNoLostWakeUp mixes users that poll, users that only kick, and the queue's own goroutine: a completion
-// that nobody notices would end the test by its timeout.
+// TestNoLostWakeUp mixes users that poll, users that only kick, and the queue's own goroutine, with a far end
+// that answers at once or from a goroutine of its own: a completion that nobody notices ends the test.
 func TestNoLostWakeUp(t *testing.T) {
-	f := newFake()
-	_, q, _ := open(t, f, transport.QueueParams{ID: 1, Depth: 8}, Options{})
-	f.far().auto = true
-	var wg sync.WaitGroup
-	for user := range 4 {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			done := make(chan struct{}, 1)
-			r := &transport.Request{Done: func(*transport.Request) { done <- struct{}{} }}
-			for i := range 5000 {
-				for q.Submit(r) != nil {
-					q.Poll(0)
+	for _, users := range []int{1, 2, 4} {
+		for _, auto := range []bool{true, false} {
+			t.Run(fmt.Sprintf("users=%d,auto=%v", users, auto), func(t *testing.T) {
+				f := newFake()
+				_, q, _ := open(t, f, transport.QueueParams{ID: 1, Depth: 8}, Options{})
+				far := f.far()
+				far.auto = auto
+				stop := make(chan struct{})
+				var answering, wg sync.WaitGroup
+				if !auto {
+					answering.Go(func() { far.answerAll(stop) })
 				}
-				if user%2 == 0 || i%7 == 0 {
-					q.Kick()
-				} else {
-					for q.Poll(time.Duration(i%3)*time.Microsecond) > 0 {
-					}
+				for user := range users {
+					wg.Go(func() { useQueue(t, q, user) })
 				}
-				<-done
-			}
-		}()
+				wg.Wait()
+				close(stop)
+				answering.Wait()
+			})
+		}
 	}
-	wg.Wait()
-	if n := q.Counters().Commands; n != 20000 {
-		t.Errorf("%d commands", n)
+}
+
+// useQueue runs commands one at a time in the manner of the exports: some kick, some poll until they get 0, some
+// look first and keep the queue.
+func useQueue(t *testing.T, q transport.Queue, user int) {
+	done := make(chan struct{}, 1)
+	r := &transport.Request{Done: func(*transport.Request) { done <- struct{}{} }}
+	late := time.NewTimer(0)
+	for i := range 10000 {
+		for q.Submit(r) != nil {
+			q.Poll(0)
+		}
+		switch {
+		case user%3 == 2 && i%2 == 0:
+			q.Kick()
+		default:
+			for k := i % 5; k > 0 && len(done) == 0; k-- {
+				q.Poll(-1)
+			}
+			for q.Poll(time.Duration(i%3)*time.Microsecond) > 0 {
+			}
+		}
+		late.Reset(20 * time.Second)
+		select {
+		case <-done:
+		case <-late.C:
+			t.Errorf("user %d: command %d was completed and nobody noticed", user, i)
+			q.Fail(errors.New("lost wake-up"))
+			return
+		}
 	}
 }
 
