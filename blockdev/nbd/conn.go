@@ -18,9 +18,10 @@ import (
 
 const (
 	receiveSize = 64 << 10 // of the receive buffer; longer payloads go straight into leases
-	// spinLimit is the longest a connection waits by polling. What is expected to take longer is waited for in
-	// the kernel at once.
-	spinLimit = 500 * time.Microsecond
+	// deviceSpin and clientSpin are how long a connection waits by polling, for the device's completions and for
+	// the client's next request. A wake-up costs either side a switch of threads.
+	deviceSpin = time.Millisecond
+	clientSpin = 200 * time.Microsecond
 )
 
 // spinners is how many connections may wait by polling at one time.
@@ -44,10 +45,10 @@ type conn struct {
 	ended  chan struct{} // closed when run is done
 
 	// run's own
-	in       receiver
-	started  bool // something was submitted since the last Poll or Kick
-	farewell bool // the client said that it leaves; to be read when run is done
-	waitMean time.Duration
+	in                   receiver
+	started              bool // something was submitted since the last Poll or Kick
+	farewell             bool // the client said that it leaves; to be read when run is done
+	forDevice, forClient patience
 
 	mu        sync.Mutex
 	free      taskList
@@ -248,67 +249,87 @@ func (c *conn) wake() {
 	c.mu.Unlock()
 }
 
-// waitInput returns when something was read. It first polls device and socket for as long as experience says
-// that it pays.
+// waitInput returns when something was read. It first polls device and socket, as long as experience says that
+// it pays.
 func (c *conn) waitInput() error {
-	begin := time.Now()
-	if c.waitMean <= spinLimit*3/4 {
-		limit := min(2*c.waitMean+5*time.Microsecond, spinLimit)
-		select {
-		case c.srv.spinning <- struct{}{}:
-			n, err := c.spin(begin, limit)
-			<-c.srv.spinning
-			if n > 0 || err != nil {
-				c.learn(time.Since(begin))
-				return err
-			}
-		default:
+	for {
+		p, limit := &c.forClient, clientSpin
+		if c.underWay() {
+			p, limit = &c.forDevice, deviceSpin
 		}
-	} else if n, err := c.in.tryRead(); n > 0 || err != nil {
-		c.learn(time.Since(begin))
-		return err
+		n, completed, err := 0, false, error(nil)
+		if p.willing() {
+			select {
+			case c.srv.spinning <- struct{}{}:
+				n, completed, err = c.spin(limit)
+				<-c.srv.spinning
+				p.learn(n > 0 || completed)
+			default:
+			}
+		}
+		if n > 0 || err != nil {
+			return err
+		}
+		if !completed {
+			break
+		}
 	}
 	for c.queue.Poll(0) > 0 { // until it says 0 the device relies on this goroutine
 		c.flush()
 	}
 	c.kick()
 	c.sleep()
-	var err error
+	defer c.wake()
 	if c.in.fill == nil {
-		_, err = c.in.waitRead()
-	} else {
-		err = c.mayStall(c.sock.SetReadDeadline, func() error { _, err := c.in.waitRead(); return err })
+		_, err := c.in.waitRead()
+		return err
 	}
-	c.wake()
-	c.learn(time.Since(begin))
-	return err
+	return c.mayStall(c.sock.SetReadDeadline, func() error { _, err := c.in.waitRead(); return err })
 }
 
-// learn keeps a moving average of how long input is waited for, with more weight on good news.
-func (c *conn) learn(d time.Duration) {
-	d = min(d, 4*spinLimit)
-	if d < c.waitMean {
-		c.waitMean -= (c.waitMean - d) / 4
-	} else {
-		c.waitMean += (d - c.waitMean) / 16
-	}
+// underWay says whether the device, or a reply, is waited for.
+func (c *conn) underWay() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.free.n < c.total
 }
 
-// spin alternates between the socket and the device until something was read or neither had anything for limit.
-func (c *conn) spin(begin time.Time, limit time.Duration) (int, error) {
-	for {
-		n, err := c.in.tryRead()
-		if n > 0 || err != nil {
-			return n, err
+// patience decides whether to wait by polling. After waits that polling did not shorten it lets 1, 3, 7, ... 63
+// pass, so that a slow device or client costs next to nothing; one that was short makes it willing again.
+type patience struct{ pass, left int }
+
+func (p *patience) willing() bool {
+	if p.left > 0 {
+		p.left--
+		return false
+	}
+	return true
+}
+
+func (p *patience) learn(short bool) {
+	if p.pass = min(2*p.pass+1, 63); short {
+		p.pass = 0
+	}
+	p.left = p.pass
+}
+
+// spin alternates between the socket and the device until something was read or completed, or limit is over.
+func (c *conn) spin(limit time.Duration) (n int, completed bool, err error) {
+	for begin := time.Now(); ; {
+		if n, err = c.in.tryRead(); n > 0 || err != nil {
+			return n, false, err
 		}
-		if c.queue.Poll(-1) > 0 { // perhaps for others: who looked must go on looking
-			begin = time.Now()
+		for range 4 { // a look at the device is cheaper
+			if c.queue.Poll(-1) > 0 {
+				c.flush()
+				return 0, true, nil
+			}
+			c.flush() // of what others completed
+			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 		}
-		c.flush()
 		if time.Since(begin) > limit {
-			return 0, nil
+			return 0, false, nil
 		}
-		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 }
 
