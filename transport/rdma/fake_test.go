@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync"
 	"testing"
@@ -20,7 +21,9 @@ type fake struct {
 	mu       sync.Mutex
 	refuse   []error // what the next Connects fail with
 	device   verbs.Device
-	requests [][]byte // private data of the Connects that came
+	requests []verbs.ConnParams // of the Connects that came
+	mute     bool               // Disconnect leads to nothing
+	closed   []string           // queue pairs and memory, in the order of their end
 	conns    []*fakeConn
 	regErr   error
 	live     int // PDs, MRs, windows, QPs and connections not closed
@@ -33,6 +36,12 @@ func newFake() *fake {
 func (f *fake) count(n int) {
 	f.mu.Lock()
 	f.live += n
+	f.mu.Unlock()
+}
+
+func (f *fake) note(closed string) {
+	f.mu.Lock()
+	f.closed = append(f.closed, closed)
 	f.mu.Unlock()
 }
 
@@ -78,7 +87,11 @@ func (m *fakeMR) RKey() uint32 { return 0x1000 + uint32(m.access) }
 func (m *fakeMR) RemoteAddr(b []byte) uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }
-func (m *fakeMR) Close() error { m.f.count(-1); return nil }
+func (m *fakeMR) Close() error {
+	m.f.note(fmt.Sprintf("%d bytes", len(m.b)))
+	m.f.count(-1)
+	return nil
+}
 
 type fakeWindow struct {
 	f     *fake
@@ -122,7 +135,7 @@ func (c *fakeConn) NewQP(_ verbs.PD, q verbs.QPConfig) (verbs.QP, error) {
 func (c *fakeConn) Connect(_ context.Context, p verbs.ConnParams) ([]byte, error) {
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
-	c.f.requests = append(c.f.requests, p.PrivateData)
+	c.f.requests = append(c.f.requests, p)
 	if len(c.f.refuse) > 0 {
 		err := c.f.refuse[0]
 		c.f.refuse = c.f.refuse[1:]
@@ -152,7 +165,13 @@ func (c *fakeConn) Err() error {
 func (c *fakeConn) cut(err error) {
 	c.once.Do(func() { c.err = err; close(c.gone) })
 }
-func (c *fakeConn) Disconnect() error { c.cut(verbs.ErrDisconnected); return nil }
+func (c *fakeConn) Disconnect() error {
+	if !c.f.mute {
+		c.cut(verbs.ErrDisconnected)
+	}
+	return nil
+}
+
 func (c *fakeConn) Close() error {
 	c.shut.Do(func() { c.f.count(-1) })
 	return nil
@@ -239,7 +258,11 @@ func (q *fakeQP) Wait() error {
 }
 
 func (q *fakeQP) Close() error {
-	q.once.Do(func() { close(q.closed); q.f.count(-1) })
+	q.once.Do(func() {
+		close(q.closed)
+		q.f.note("queue pair")
+		q.f.count(-1)
+	})
 	return nil
 }
 

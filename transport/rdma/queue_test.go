@@ -34,7 +34,7 @@ func TestConnectionRequestLayout(t *testing.T) {
 	open(t, f, transport.QueueParams{ID: 3, Depth: 128, ControllerID: 0x1234}, Options{})
 	want := make([]byte, 32)
 	copy(want[2:], []byte{3, 0, 128, 0, 127, 0, 0x34, 0x12})
-	if got := f.requests[0]; string(got) != string(want) {
+	if got := f.requests[0].PrivateData; string(got) != string(want) {
 		t.Errorf("private data % x, want % x", got, want)
 	}
 }
@@ -67,35 +67,30 @@ func TestCaseH01StaleIsTriedAgain(t *testing.T) {
 	})
 }
 
+// inWords checks what becomes of a provider's error: its class, and one line that says words.
+func inWords(t *testing.T, err, class error, words string) {
+	t.Helper()
+	d := NewDialer(newFake(), Options{}).(*dialer)
+	addr := transport.Address{Port: 4420, Remote: netip.MustParseAddr("10.0.0.1")}
+	got := d.connectError(addr, 0, err)
+	if !errors.Is(got, class) || !strings.Contains(got.Error(), words) || strings.Contains(got.Error(), "\n") {
+		t.Errorf("%v: %v; want class %v and %q", err, got, class, words)
+	}
+}
+
+func TestCaseH03NothingListens(t *testing.T) {
+	inWords(t, &verbs.RejectError{Reason: 8}, transport.ErrRefused, "nothing listens at 10.0.0.1:4420")
+	inWords(t, verbs.ErrRefused, transport.ErrRefused, "nothing listens at 10.0.0.1:4420")
+}
+
 func TestRejectionsInWords(t *testing.T) {
 	no := func(sts byte) error {
 		return &verbs.RejectError{Reason: 28, Consumer: true, PrivateData: []byte{0, 0, sts, 0}}
 	}
-	for _, c := range []struct {
-		name  string
-		err   error
-		class error
-		words string
-	}{
-		{"TestCaseH03NothingListens", &verbs.RejectError{Reason: 8}, transport.ErrRefused, "nothing listens at 10.0.0.1:4420"},
-		{"no resources", no(6), transport.ErrRejected, "no resources for another queue (NVMe/RDMA status 6)"},
-		{"queue size", no(4), transport.ErrRejected, "invalid host submission queue size"},
-		{"refused", verbs.ErrRefused, transport.ErrRefused, "nothing listens"},
-		{"timeout", verbs.ErrTimeout, transport.ErrTimeout, "check the address"},
-		{"wrong peer", &verbs.HandshakeError{Detail: "it spoke HTTP"}, transport.ErrWrongPeer, "it spoke HTTP"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			f := newFake()
-			f.refuse = []error{c.err}
-			d := NewDialer(f, Options{}).(*dialer)
-			addr := transport.Address{Port: 4420}
-			addr.Remote = netip.MustParseAddr("10.0.0.1")
-			err := d.connectError(addr, 0, c.err)
-			if !errors.Is(err, c.class) || !strings.Contains(err.Error(), c.words) || strings.Contains(err.Error(), "\n") {
-				t.Errorf("%v; want class %v and %q", err, c.class, c.words)
-			}
-		})
-	}
+	inWords(t, no(6), transport.ErrRejected, "no resources for another queue (NVMe/RDMA status 6)")
+	inWords(t, no(4), transport.ErrRejected, "invalid host submission queue size")
+	inWords(t, verbs.ErrTimeout, transport.ErrTimeout, "check the address")
+	inWords(t, &verbs.HandshakeError{Detail: "it spoke HTTP"}, transport.ErrWrongPeer, "it spoke HTTP")
 }
 
 func TestCaseH33MemlockSaysTheFix(t *testing.T) {
@@ -141,7 +136,7 @@ func TestCommandCapsule(t *testing.T) {
 			t.Errorf("command %d: flags %#x", i, b[1])
 		}
 		if b[39] != 0x40 {
-			t.Errorf("TestCaseH40: command %d: descriptor type %#x, want 40h", i, b[39])
+			t.Errorf("command %d: descriptor type %#x, want 40h", i, b[39])
 		}
 		if key := binary.LittleEndian.Uint32(b[35:]); key != c.key {
 			t.Errorf("command %d: key %#x, want %#x", i, key, c.key)
@@ -171,7 +166,7 @@ func TestCaseH26InCapsuleWrite(t *testing.T) {
 			t.Errorf("%d bytes: descriptor % x", n, b[24:40])
 		}
 		if off := binary.LittleEndian.Uint64(b[24:]); off != 0 {
-			t.Errorf("TestCaseH28: in-capsule offset %d, want 0", off)
+			t.Errorf("in-capsule offset %d, want 0", off)
 		}
 	}
 	submit(t, q, rec.request(mem[:4097], transport.ToController))
