@@ -2,8 +2,13 @@ package main
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"farblk/cmd/internal/session"
 )
 
 func TestParseSize(t *testing.T) {
@@ -51,6 +56,24 @@ func TestCaseH11AddressSpellings(t *testing.T) {
 		}
 		if a != b {
 			t.Errorf("%s is %v, %s is %v", pair[0], a, pair[1], b)
+		}
+	}
+}
+
+// Without a port, the one that IANA gave NVMe over RDMA.
+func TestCaseH02DefaultPort(t *testing.T) {
+	for args, want := range map[string]uint16{"": 4420, "-s 4421": 4421} {
+		var got *session.Config
+		app := &cli.App{Flags: addressFlags(), Action: func(c *cli.Context) (err error) {
+			got, err = fabricConfig(c)
+			return err
+		}}
+		line := "farblk -a 192.0.2.1 -q nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555 " + args
+		if err := app.Run(strings.Fields(line)); err != nil {
+			t.Fatal(err)
+		}
+		if port := got.Address().Port; port != want {
+			t.Errorf("%q: port %d, want %d", args, port, want)
 		}
 	}
 }
