@@ -42,11 +42,18 @@ func TestConnectSequence(t *testing.T) {
 				t.Errorf("%+v, want %+v", got, want)
 			}
 		}
-		if a := ft.live().addr; a.Port != 4420 {
-			t.Error("port", a.Port) // H02
-		}
 		if id := c.Namespaces()[0].Info().ID; id != "uuid.02000000-0000-0000-0000-000000000001" {
 			t.Error(id)
+		}
+	})
+}
+
+func TestCaseH02DefaultPort(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		connect(t, testConfig(ft))
+		if a := ft.live().addr; a.Port != 4420 {
+			t.Error("port", a.Port)
 		}
 	})
 }

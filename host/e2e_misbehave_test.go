@@ -75,6 +75,7 @@ func TestMisbehavingTargets(t *testing.T) {
 		"H35 stale command ID":   {"on read nth=5 stale-cid", true},
 		"H35 completed twice":    {"on read nth=5 duplicate", true},
 		"H37 reordered":          {"on io every=3 delay 2ms", false},
+		"H40 key invalidated":    {"on read nth=5 invalidate", true},
 		"response dropped":       {"on read nth=5 drop", true},
 		"write dropped":          {"on write nth=5 drop", true},
 		"command ignored":        {"on write nth=5 ignore", true},
@@ -159,18 +160,18 @@ func TestConnectToMisbehavingTargets(t *testing.T) {
 		script string
 		queues int // 0: an error is right
 	}{
-		"H06 slow connect":       {"on connect qid=0 delay 300ms", 4},
-		"H08 queues rejected":    {"on cm qid=3-9 reject 6", 2},
-		"queue never accepted":   {"on cm qid=3 ignore", 2},
-		"admin never accepted":   {"on cm qid=0 ignore", 0},
-		"admin rejected":         {"on cm qid=0 reject 6", 0},
-		"Connect never answered": {"on connect qid=0 ignore", 0},
-		"closed at Identify":     {"on identify close", 0},
-		"silent at Identify":     {"on identify blackhole", 0},
-		"another controller":     {"on identify cns=1 patch 78=ffff", 0},
-		"no keyed SGLs":          {"on identify cns=1 patch 536=00000000", 0},
-		"in-capsule offset":      {"on identify cns=1 patch 1800=0400", 0},
-		"list that loops":        {"on identify cns=2 patch 4=01000000", 0},
+		"H06 slow connect":           {"on connect qid=0 delay 300ms", 4},
+		"H08 queues rejected":        {"on cm qid=3-9 reject 6", 2},
+		"queue never accepted":       {"on cm qid=3 ignore", 2},
+		"admin never accepted":       {"on cm qid=0 ignore", 0},
+		"admin rejected":             {"on cm qid=0 reject 6", 0},
+		"H40 Connect never answered": {"on connect qid=0 ignore", 0},
+		"closed at Identify":         {"on identify close", 0},
+		"silent at Identify":         {"on identify blackhole", 0},
+		"another controller":         {"on identify cns=1 patch 78=ffff", 0},
+		"no keyed SGLs":              {"on identify cns=1 patch 536=00000000", 0},
+		"in-capsule offset":          {"on identify cns=1 patch 1800=0400", 0},
+		"list that loops":            {"on identify cns=2 patch 4=01000000", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

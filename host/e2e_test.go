@@ -6,9 +6,12 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"farblk/blockdev"
 	"farblk/blockdev/blockdevtest"
@@ -344,9 +347,8 @@ func TestEndToEndConnectErrors(t *testing.T) {
 		change func(c *host.Config)
 		is     error
 	}{
-		"unknown subsystem":   {func(c *host.Config) { c.SubsysNQN += "x" }, nvme.StatusConnectInvalidParameters},
-		"H03 nothing listens": {func(c *host.Config) { c.Address.Port = 1 }, transport.ErrRefused},
-		"host not allowed":    {func(*host.Config) { b.sub.AllowHosts("nqn.2024-01.org.example:other") }, nvme.StatusConnectInvalidHost},
+		"unknown subsystem": {func(c *host.Config) { c.SubsysNQN += "x" }, nvme.StatusConnectInvalidParameters},
+		"host not allowed":  {func(*host.Config) { b.sub.AllowHosts("nqn.2024-01.org.example:other") }, nvme.StatusConnectInvalidHost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := b.config()
@@ -358,6 +360,49 @@ func TestEndToEndConnectErrors(t *testing.T) {
 				t.Error(err, "after", time.Since(begin))
 			}
 		})
+	}
+}
+
+func TestCaseH03NothingListensEndToEnd(t *testing.T) {
+	cfg := (&bed{addr: netip.MustParseAddrPort("127.0.0.1:1")}).config()
+	_, err := host.Connect(context.Background(), cfg)
+	if !errors.Is(err, transport.ErrRefused) || !strings.Contains(err.Error(), "nothing listens at 127.0.0.1:1") {
+		t.Error(err)
+	}
+}
+
+// What an fsync becomes is counted by the target.
+func TestCaseE10FlushEndToEnd(t *testing.T) {
+	b := newBed(t, target.Config{}, target.NamespaceConfig{Size: 1 << 20})
+	n := dial(t, b.config()).Namespaces()[0]
+	buf := buffer(t, n, 4096)
+	for _, r := range []blockdev.Request{{Op: blockdev.Write, Data: buf}, {Op: blockdev.Write, Data: buf, Flags: blockdev.FUA}, {Op: blockdev.Flush}} {
+		if err := run(t, n, &r); err != nil {
+			t.Error(err)
+		}
+	}
+	if s := b.sub.Stats(); s.Writes != 2 || s.FUAWrites != 1 || s.Flushes != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A connection with nothing to do leaves the processor alone, here with its target in the same process.
+func TestCaseE16Idle(t *testing.T) {
+	b := newBed(t, target.Config{}, target.NamespaceConfig{Size: 1 << 20})
+	n := dial(t, b.config()).Namespaces()[0]
+	traffic(t, n, 1)
+	used := func() time.Duration {
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	time.Sleep(100 * time.Millisecond) // what polls, and the garbage collector, come to rest
+	before := used()
+	time.Sleep(500 * time.Millisecond)
+	if d := used() - before; d > 50*time.Millisecond {
+		t.Errorf("%v of processor time in 500 ms without work", d)
 	}
 }
 

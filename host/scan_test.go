@@ -121,7 +121,7 @@ func TestCaseH34NamespacesChange(t *testing.T) {
 	})
 }
 
-func TestChangesDuringAnOutage(t *testing.T) {
+func TestCaseE21ChangesDuringAnOutage(t *testing.T) {
 	inTime(t, func(t *testing.T) {
 		ft := newFakeTarget(1<<20, 1<<20)
 		var rec recorder
