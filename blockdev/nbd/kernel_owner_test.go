@@ -120,6 +120,20 @@ func TestCaseE08Recovery(t *testing.T) {
 	detach(t, ctx, a)
 }
 
+// TestCaseE07LivingSocket: the kernel ignores a new socket as long as the old one lives, without an error of its own.
+// It is noticed, and does no harm. In TestCaseE08Recovery the old one is dead.
+func TestCaseE07LivingSocket(t *testing.T) {
+	ctx := needKernel(t)
+	a := attach(t, ctx, AttachConfig{Index: -1, Device: memory(t, blockdev.MemoryConfig{Size: 8 << 20})})
+	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	if err := a.replace(short, 1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a new socket beside one that lives: %v", err)
+	}
+	fio(t, ctx, a.Path, "--rw=randwrite", "--bs=4k", "--size=4m")
+	detach(t, ctx, a)
+}
+
 // writes counts those that a device has completed (Documentation/block/stat.rst, field 5).
 func writes(t *testing.T, index int) (n int64) {
 	b, err := os.ReadFile(sysPath(index, "stat"))

@@ -254,6 +254,44 @@ func TestCaseE09Timeouts(t *testing.T) {
 	}
 }
 
+// TestCaseE04JustLoaded attaches as soon as the module is loaded, while somebody looks into the new devices.
+func TestCaseE04JustLoaded(t *testing.T) {
+	ctx := needKernel(t)
+	d := memory(t, blockdev.MemoryConfig{Size: 8 << 20})
+	for range 3 {
+		for { // what looked at the last test's device may still have it open
+			if out, err := exec.CommandContext(ctx, "rmmod", "nbd").CombinedOutput(); err == nil || !hasFamily() {
+				break
+			} else if ctx.Err() != nil {
+				t.Fatalf("rmmod: %v: %s", err, out)
+			}
+			time.Sleep(pollInterval)
+		}
+		looked, stop := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(looked)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if f, err := os.Open("/dev/nbd0"); err == nil {
+					f.Close()
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}()
+		a, err := Attach(ctx, AttachConfig{Index: 0, Device: d})
+		close(stop)
+		<-looked
+		if err != nil {
+			t.Fatal(err)
+		}
+		detach(t, ctx, a)
+	}
+}
+
 // TestCaseE05Churn attaches and detaches one index again and again, and once nothing is left.
 func TestCaseE05Churn(t *testing.T) {
 	ctx := needKernel(t)

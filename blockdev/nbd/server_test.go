@@ -206,6 +206,24 @@ func TestCaseE11MediaError(t *testing.T) {
 	}
 }
 
+// TestCaseE10Flush: FLUSH and FUA are offered, and reach the device.
+func TestCaseE10Flush(t *testing.T) {
+	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20})
+	_, path := serve(t, Config{}, Export{Name: "n1", Device: d})
+	c := dial(t, path)
+	if _, flags := c.open("n1", false); flags&transFlush == 0 || flags&transFUA == 0 {
+		t.Errorf("flags %#x", flags)
+	}
+	c.write(0, make([]byte, 512), 0)
+	if d.Count(blockdev.Flush) != 0 || d.FUACount() != 0 {
+		t.Error("a plain write was made durable")
+	}
+	c.write(0, make([]byte, 512), cmdFlagFUA)
+	if e := c.errno(request{command: cmdFlush}, nil); e != 0 || d.Count(blockdev.Flush) != 1 || d.FUACount() != 1 {
+		t.Errorf("error %d, %d flushes, %d writes with FUA", e, d.Count(blockdev.Flush), d.FUACount())
+	}
+}
+
 // TestModel has several connections do random requests on areas of their own, in random pieces.
 func TestModel(t *testing.T) {
 	for name, c := range map[string]blockdev.MemoryConfig{
