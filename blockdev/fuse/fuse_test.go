@@ -441,8 +441,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestForceWhileStuck takes the mount away while the device does not answer: the process lets go when it does.
-func TestForceWhileStuck(t *testing.T) {
+// TestCaseH23ForceWhileStuck takes the mount away while the device does not answer: the process lets go when it does.
+func TestCaseH23ForceWhileStuck(t *testing.T) {
 	needRoot(t) // else this process could not even be killed while it waits for itself
 	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20, Latency: time.Hour})
 	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
@@ -465,4 +465,30 @@ func TestForceWhileStuck(t *testing.T) {
 	}
 	_ = d.Close() // fails the request
 	m.Wait()
+}
+
+// TestCaseE20OwnMount: the process asks its own mount nothing. Who uses it can be told while it answers nobody.
+func TestCaseE20OwnMount(t *testing.T) {
+	needRoot(t)
+	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20, Latency: time.Hour})
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
+	var readers sync.WaitGroup
+	const stuck = 40 // more than go-fuse has readers of requests
+	for range stuck {
+		fd := open(t, m.File("n1"), unix.O_RDWR|unix.O_DIRECT)
+		readers.Go(func() { _, _ = unix.Pread(fd, make([]byte, 4096), 0) })
+	}
+	for d.Pool().Leased() < stuck*4096 {
+		syscall.Select(0, nil, nil, nil, &syscall.Timeval{Usec: 1000})
+	}
+	begin := time.Now()
+	var busy *BusyError
+	if err := m.Unmount(t.Context(), false); !errors.As(err, &busy) || time.Since(begin) > 5*time.Second {
+		t.Errorf("unmount in use: %v after %v", err, time.Since(begin))
+	}
+	_ = d.Close() // fails the reads
+	readers.Wait()
+	if err := m.Unmount(t.Context(), true); err != nil {
+		t.Log("unmount of a device that is closed:", err)
+	}
 }
