@@ -238,8 +238,9 @@ func TestMemlockOnRegister(t *testing.T) {
 	}
 }
 
-// TestNothingLeaks opens and closes connections and counts descriptors.
-func TestNothingLeaks(t *testing.T) {
+// TestCaseH32NothingLeaks opens and closes connections and counts descriptors. An event that is not acknowledged would
+// keep Close from ending.
+func TestCaseH32NothingLeaks(t *testing.T) {
 	a := fabricAddr(t)
 	p := New(Options{})
 	cycle := func() {

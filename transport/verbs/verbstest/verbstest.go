@@ -43,7 +43,7 @@ func Run(t *testing.T, newProvider func(*testing.T) verbs.Provider, o Options) {
 		{"PrivateDataBothWays", testPrivateData},
 		{"RejectWithPrivateData", testReject},
 		{"NobodyListens", testNobodyListens},
-		{"ConnectDeadline", testConnectDeadline},
+		{"CaseH22ConnectDeadline", testConnectDeadline},
 		{"ResolveCancelled", testResolveCancelled},
 		{"CloseDuringConnect", testCloseDuringConnect},
 		{"QueuePairCloseDuringConnect", testQPCloseDuringConnect},
