@@ -87,7 +87,7 @@ nbd_round() { # NAME LINK_ADDRESS
   connected "$1" -a "$2" -n "$nqn" --export nbd
   local device
   device=$(export_of nbd) || bail "$1: no nbd device in what connect said"
-  is "$1: the device's size" "$disk_bytes" "$(blockdev --getsize64 "$device")"
+  is "$1: the device's size as soon as connect returns (E03)" "$disk_bytes" "$(blockdev --getsize64 "$device")"
   fio_verify "$1" "$device"
   file_system "$1" "$device"
   disconnected "$1"

@@ -46,10 +46,10 @@ for link in rxe siw; do
 
   trace_on
   attempt "$link: fsync of the device" dd if=/dev/zero of="$device" bs=4k count=1 conv=fsync status=none
-  at_least "$link: Flush reaches the target" 1 "$(trace_count nvme_cmd_flush)"
+  at_least "$link: Flush reaches the target (E10)" 1 "$(trace_count nvme_cmd_flush)"
 
   trace_on
-  attempt "$link: blkdiscard" blkdiscard "$device"
+  attempt "$link: blkdiscard of all of it (E12)" blkdiscard "$device"
   at_least "$link: deallocate reaches the target" 1 "$(trace_count 'nvme_cmd_dsm.*attributes=4')"
   trace_on
   attempt "$link: zeroes" blkdiscard -z -l 8M "$device"

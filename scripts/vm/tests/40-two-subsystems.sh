@@ -32,7 +32,7 @@ for link in rxe siw; do
   attempt "$link: id-ns" farblk id-ns "$big"
   attempt "$link: id-ctrl" farblk id-ctrl "$first"
   smallest=4k fio_verify "$link, 4096-byte blocks" "$big" --numjobs=2
-  attempt "$link: mkfs on 4096-byte blocks" mkfs.ext4 -q -F "$big"
+  attempt "$link: mkfs on 4096-byte blocks (E14)" mkfs.ext4 -q -F "$big"
 
   fio --name=steady --filename="$first" --direct=1 --ioengine=libaio --rw=randwrite --bs=4k --iodepth=8 --size=8m \
     --time_based --runtime=8 --verify=crc32c --verify_state_save=0 --minimal --output="$scratch/steady" 2>"$scratch/steady.err" &

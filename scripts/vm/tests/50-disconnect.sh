@@ -39,7 +39,7 @@ for link in rxe siw; do
   attempt "$link: mount" mount "$device" "$scratch/mnt"
   refuses "mounted|in use" farblk disconnect -d "$device"
   attempt "$link: umount" umount "$scratch/mnt"
-  attempt "$link: disconnect by the device" farblk disconnect -d "$device"
+  attempt "$link: disconnect by the device (H16)" farblk disconnect -d "$device"
   attempt "$link: nothing left" wait_for_nothing
 
   connected "$link" -a "${address[$link]}" -n "$nqn" --export "fuse=$scratch/files"
@@ -51,7 +51,7 @@ done
 
 connected "killed" -a "${address[siw]}" -n "$nqn" --export nbd --export "fuse=$scratch/files"
 kill -9 "$(sessions)"
-attempt "killed: disconnect --all clears away" farblk disconnect --all
+attempt "killed: disconnect --all clears away (E17)" farblk disconnect --all
 attempt "killed: list is well" farblk list
 attempt "killed: nothing left" wait_for_nothing
 connected "after" -a "${address[siw]}" -n "$nqn" --export nbd --export "fuse=$scratch/files"

@@ -22,7 +22,7 @@ for link in rxe siw; do
   connected "$link, again" "${to[@]}"
   is "$link: the same device" "$device" "$(export_of nbd)"
   is "$link: under the same name" farblk0 "$(field .name)"
-  if wait "$fio"; then ok "$link: fio saw no error, and its data are right"; else fail "$link: fio saw no error" "$(cat "$scratch/fio.out")"; fi
+  if wait "$fio"; then ok "$link: fio saw no error, and its data are right (E08)"; else fail "$link: fio saw no error" "$(cat "$scratch/fio.out")"; fi
   attempt "$link: the device is well" dd if="$device" of=/dev/null bs=1M count=8 iflag=direct status=none
   disconnected "$link"
 done
