@@ -40,9 +40,6 @@ func (c *Command) IdentifyController() uint16 { return c.u16(42) }
 // CSI returns the command set identifier of an Identify command; 0 is NVM.
 func (c *Command) CSI() uint8 { return c[47] }
 
-// SetCSI sets the command set identifier of an Identify command.
-func (c *Command) SetCSI(csi uint8) { c[47] = csi }
-
 // LogID names a log page (Base 5.16.1).
 type LogID uint8
 

@@ -19,14 +19,6 @@ const CommandSize = 64
 // transport's to set afterwards. No method allocates.
 type Command [CommandSize]byte
 
-// CommandView returns the command at the start of b, sharing its memory.
-func CommandView(b []byte) (*Command, error) {
-	if err := need("command", b, CommandSize); err != nil {
-		return nil, err
-	}
-	return (*Command)(b), nil
-}
-
 // flagsSGL is PSDT 01b: the data pointer is an SGL, metadata is a plain address.
 const flagsSGL = 0x40
 

@@ -12,14 +12,6 @@ const CompletionSize = 16
 // The status field's bit 0 is the phase tag, which fabrics do not use.
 type Completion [CompletionSize]byte
 
-// CompletionView returns the completion at the start of b, sharing its memory.
-func CompletionView(b []byte) (*Completion, error) {
-	if err := need("completion", b, CompletionSize); err != nil {
-		return nil, err
-	}
-	return (*Completion)(b), nil
-}
-
 // Fill writes the whole completion.
 func (c *Completion) Fill(result uint64, sqhd, sqid, cid uint16, s StatusCode) {
 	c.SetResult64(result)

@@ -56,10 +56,6 @@ func (s StatusCode) CRD() int { return int(s >> 11 & 3) }
 // WithDNR returns the status with Do Not Retry set.
 func (s StatusCode) WithDNR() StatusCode { return s | StatusDNR }
 
-// PathError says whether the path, not the namespace, is at fault, so that
-// another path may succeed. It includes the ANA statuses.
-func (s StatusCode) PathError() bool { return s.Type() == TypePath }
-
 // String returns the status in words.
 func (s StatusCode) String() string {
 	if name, ok := statusNames[s.Code()]; ok {
