@@ -87,6 +87,7 @@ func (m *fakeMR) RKey() uint32 { return 0x1000 + uint32(m.access) }
 func (m *fakeMR) RemoteAddr(b []byte) uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }
+
 func (m *fakeMR) Close() error {
 	m.f.note(fmt.Sprintf("%d bytes", len(m.b)))
 	m.f.count(-1)
@@ -165,6 +166,7 @@ func (c *fakeConn) Err() error {
 func (c *fakeConn) cut(err error) {
 	c.once.Do(func() { c.err = err; close(c.gone) })
 }
+
 func (c *fakeConn) Disconnect() error {
 	if !c.f.mute {
 		c.cut(verbs.ErrDisconnected)

@@ -64,7 +64,9 @@ func TestCaseH16NamesOfAConnection(t *testing.T) {
 	f := create(t, d, c, false)
 	answering(t, f, &Status{Name: c.Name, Config: *c, State: "live", Namespaces: []NamespaceStatus{
 		{Namespace: Namespace{NSID: 3, Exports: []Export{
-			{Kind: KindNBD, Path: "/dev/nbd7"}, {Kind: KindFUSE, Path: "/mnt/files/n3"}, {Kind: KindFUSE, Path: "/mnt/one"},
+			{Kind: KindNBD, Path: "/dev/nbd7"},
+			{Kind: KindFUSE, Path: "/mnt/files/n3"},
+			{Kind: KindFUSE, Path: "/mnt/one"},
 			{Kind: KindNBDUnix, Path: "/run/x.sock", URI: "nbd+unix:///n3?socket=/run/x.sock"},
 		}}},
 	}})
