@@ -27,12 +27,12 @@ loop() { # LINK WHAT DEVICE
     echo "$1 $2 $4-$5-qd$6 $(aioloop "$3" "$4" "$5" "$6" "$seconds" | cut -d' ' -f1)"
   done
 }
-direct() { # LINK PROVIDER WHAT
-  local l
+direct() { # LINK WHAT OPTION...: farblk's own connection
+  local link=$1 what=$2 l
+  shift 2
   for l in "${loads[@]}"; do
-    # shellcheck disable=SC2086
-    set -- "$1" "$2" "$3" $l
-    echo "$1 $3 $4-$5-qd$6 $(farblk bench --provider "$2" -a "${address[$1]}" -n "$nqn" --rw "$4" --bs "$5" --qd "$6" \
+    read -r rw bs qd <<<"$l"
+    echo "$link $what $rw-$bs-qd$qd $(farblk bench "$@" -a "${address[$link]}" -n "$nqn" --rw "$rw" --bs "$bs" --qd "$qd" \
       --queues 1 --time "$seconds" --destroy-data -o json | jq '.iops | round')"
   done
 }
@@ -52,8 +52,10 @@ for ((round = 0; round < rounds; round++)); do
     quietly farblk connect --provider verbs -a "$a" -n "$nqn" -i 1 --export nbd=/dev/nbd0
     loop "$link" nbd /dev/nbd0
     quietly farblk disconnect -n "$nqn"
-    direct "$link" verbs farblk
-    [[ $link != siw ]] || direct "$link" iwarp software
+    direct "$link" farblk --provider verbs
+    [[ $link == siw ]] || continue
+    direct "$link" software --provider iwarp --disable-crc # as siw does by itself
+    direct "$link" checked --provider iwarp
   done
 done
 clock=$(cat /sys/devices/system/clocksource/clocksource0/current_clocksource)
