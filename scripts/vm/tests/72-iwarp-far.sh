@@ -7,7 +7,7 @@
 . "${BASH_SOURCE[0]%/*}/../farblk.sh"
 
 must two_hosts far 1500
-must modprobe fuse
+must modprobe -a fuse loop
 d=$(disk disk1 $((disk_bytes >> 20))) || bail "no disk"
 must subsystem "$nqn" "$d"
 must port 1 rdma "${address[cable]}" 4420 "$nqn"
