@@ -63,7 +63,7 @@ type Mounted struct {
 	path     string
 	dev      string // major:minor in the mount table
 	isFile   bool
-	made     bool // the folder is ours, to be removed
+	made     []string // the folders that are ours, to be removed, the innermost first
 	fs       *fileSystem
 	server   *gofuse.Server
 	log      *slog.Logger
@@ -101,9 +101,7 @@ func Mount(ctx context.Context, c Config) (*Mounted, error) {
 		return nil, err
 	}
 	fail := func(err error) (*Mounted, error) {
-		if m.made {
-			_ = os.Remove(m.path)
-		}
+		_ = removeFolders(m.made)
 		return nil, err
 	}
 	if m.isFile && len(c.Devices) != 1 {
@@ -191,12 +189,9 @@ func (m *Mounted) serve() {
 	close(m.done)
 }
 
-// removeFolder removes the folder that Mount made, perhaps again.
+// removeFolder removes the folders that Mount made, perhaps again.
 func (m *Mounted) removeFolder() {
-	if !m.made {
-		return
-	}
-	if err := os.Remove(m.path); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := removeFolders(m.made); err != nil {
 		m.log.Warn("the mount's folder stays", "error", err)
 	}
 }
@@ -265,6 +260,8 @@ func (m *Mounted) Unmount(ctx context.Context, force bool) error {
 	idle := m.done
 	if !ended {
 		idle = m.fs.shut()
+	}
+	if force { // serve does it, too, but the process may end before
 		m.removeFolder()
 	}
 	select {

@@ -417,6 +417,24 @@ func TestUnmountedByOthers(t *testing.T) {
 	}
 }
 
+// TestFoldersRemoved: what Mount makes on the way to its path goes again, but for what others use by then.
+func TestFoldersRemoved(t *testing.T) {
+	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20})
+	top := t.TempDir()
+	m := mount(t, Config{Path: filepath.Join(top, "a/b/c"), Devices: map[string]blockdev.Device{"n1": d}})
+	if err := os.Mkdir(filepath.Join(top, "a/other"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Unmount(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	for path, stays := range map[string]bool{"a": true, "a/other": true, "a/b": false} {
+		if _, err := os.Stat(filepath.Join(top, path)); err == nil != stays {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
 func TestRefused(t *testing.T) {
 	needFUSE(t)
 	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20})
@@ -430,7 +448,7 @@ func TestRefused(t *testing.T) {
 		"two devices on a file": {Path: file, Devices: map[string]blockdev.Device{"n1": d, "n2": d}},
 		"folder not empty":      {Path: dir, Devices: map[string]blockdev.Device{"n1": d}},
 		"not a file":            {Path: "/dev/null", Devices: map[string]blockdev.Device{"n1": d}},
-		"impossible name":       {Path: filepath.Join(dir, "new"), Devices: map[string]blockdev.Device{"..": d}},
+		"impossible name":       {Path: filepath.Join(dir, "new/folder"), Devices: map[string]blockdev.Device{"..": d}},
 	} {
 		if _, err := Mount(t.Context(), c); err == nil {
 			t.Errorf("%s: mounted", name)
@@ -462,6 +480,9 @@ func TestCaseH23ForceWhileStuck(t *testing.T) {
 	}
 	if err := <-read; err == nil {
 		t.Error("the reader was not released")
+	}
+	if _, err := os.Stat(m.Path()); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder that Mount made is left: %v", err)
 	}
 	_ = d.Close() // fails the request
 	m.Wait()

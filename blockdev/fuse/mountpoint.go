@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -122,32 +123,72 @@ func resolve(path string) (string, error) {
 	return filepath.Join(dir, filepath.Base(abs)), nil
 }
 
-// preparePath looks at what is at path, and makes a folder of nothing.
-func preparePath(path string) (resolved string, isFile, made bool, err error) {
+// preparePath looks at what is at path, and makes a folder of nothing: made are the folders that it made, the
+// innermost first.
+func preparePath(path string) (resolved string, isFile bool, made []string, err error) {
 	if resolved, err = filepath.EvalSymlinks(path); errors.Is(err, os.ErrNotExist) {
-		if err = os.MkdirAll(filepath.Dir(path), 0o755); err == nil {
-			err = os.Mkdir(path, 0o700)
-		}
-		return path, false, err == nil, err
+		made, err = makeFolders(path)
+		return path, false, made, err
 	}
 	if err != nil {
-		return "", false, false, err
+		return "", false, nil, err
 	}
 	st, err := os.Stat(resolved)
 	if err != nil {
-		return "", false, false, err
+		return "", false, nil, err
 	}
 	if st.Mode().IsRegular() {
-		return resolved, true, false, nil
+		return resolved, true, nil, nil
 	}
 	d, err := os.ReadDir(resolved)
 	if err != nil {
-		return "", false, false, fmt.Errorf("%s is neither a folder nor a regular file to mount over: %w", path, err)
+		return "", false, nil, fmt.Errorf("%s is neither a folder nor a regular file to mount over: %w", path, err)
 	}
 	if len(d) > 0 {
-		return "", false, false, fmt.Errorf("%s is not empty (%s): mounting would hide what is in it: give an empty or new folder", path, d[0].Name())
+		return "", false, nil, fmt.Errorf("%s is not empty (%s): mounting would hide what is in it: give an empty or new folder", path, d[0].Name())
 	}
-	return resolved, false, false, nil
+	return resolved, false, nil, nil
+}
+
+// makeFolders makes path, and the folders above it that are missing. It returns those it made, the innermost first,
+// and none with an error.
+func makeFolders(path string) (made []string, err error) {
+	var missing []string
+	for p := path; ; p = filepath.Dir(p) {
+		if _, err := os.Stat(p); !errors.Is(err, os.ErrNotExist) {
+			break // also an error: Mkdir says what is wrong
+		}
+		missing = append(missing, p)
+	}
+	for _, p := range slices.Backward(missing) {
+		mode := os.FileMode(0o755)
+		if p == path {
+			mode = 0o700
+		}
+		err := os.Mkdir(p, mode)
+		if errors.Is(err, os.ErrExist) && p != path {
+			continue // another one made it at the same time
+		}
+		if err != nil {
+			_ = removeFolders(made)
+			return nil, err
+		}
+		made = slices.Insert(made, 0, p)
+	}
+	return made, nil
+}
+
+// removeFolders removes what makeFolders made, as far as it is empty: only that the innermost stays is an error.
+func removeFolders(made []string) error {
+	for i, p := range made {
+		if err := os.Remove(p); err != nil && !errors.Is(err, os.ErrNotExist) {
+			if i == 0 {
+				return err
+			}
+			return nil // others use it, too
+		}
+	}
+	return nil
 }
 
 // clearStale removes a mount at path that nobody serves any more ("Transport endpoint is not connected").
