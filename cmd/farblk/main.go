@@ -47,7 +47,8 @@ func report(stderr io.Writer, name string, err error) int {
 	if err == nil {
 		return 0
 	}
-	msg := strings.Join(strings.Fields(err.Error()), " ")
+	lines := strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' })
+	msg := strings.Join(strings.Fields(strings.Join(lines, "; ")), " ")
 	var usage *usageError
 	if errors.As(err, &usage) {
 		msg += ": try '" + name + " --help'"
@@ -167,10 +168,10 @@ func noArgs(c *cli.Context) error {
 
 // oneArg is the one operand of a command, which what names.
 func oneArg(c *cli.Context, what string) (string, error) {
-	switch c.NArg() {
-	case 0:
+	switch {
+	case c.Args().First() == "":
 		return "", usagef("no %s given", what)
-	case 1:
+	case c.NArg() == 1:
 		return c.Args().First(), nil
 	default:
 		return "", usagef("unexpected argument %q", c.Args().Get(1))

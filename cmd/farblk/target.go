@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -120,15 +121,26 @@ func (t *targetConfig) parseNamespaces(c *cli.Context) error {
 	if len(files) > 0 && c.IsSet("namespaces") {
 		return usagef("--namespaces is for memory: give --file once for each")
 	}
-	for _, f := range files {
+	const defaultSize = 256 << 20
+	for i, f := range files {
+		if f == "" {
+			return usagef("--file is empty")
+		}
+		if slices.Contains(files[:i], f) {
+			return usagef("--file %s is given twice", f)
+		}
+		ns := ns
 		ns.File = f
+		if _, err := os.Stat(f); errors.Is(err, os.ErrNotExist) && ns.Size == 0 && !ns.ReadOnly {
+			ns.Size = defaultSize
+		}
 		t.namespaces = append(t.namespaces, ns)
 	}
 	if len(files) > 0 {
 		return nil
 	}
 	if ns.Size == 0 {
-		ns.Size = 256 << 20
+		ns.Size = defaultSize
 	}
 	for range count {
 		t.namespaces = append(t.namespaces, ns)

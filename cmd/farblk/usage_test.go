@@ -58,6 +58,7 @@ func TestUsage(t *testing.T) {
 		{"disconnect -n nqn.a", `nqn.a: no such connection`},
 		{"id-ctrl", `no DEVICE given`},
 		{"id-ctrl /dev/nbd1", `/dev/nbd1: no such connection, subsystem or device`},
+		{"id-ctrl EMPTY", `no DEVICE given: try 'farblk id-ctrl --help'`},
 		{"bench", `say what to measure`},
 		{"bench -a 127.0.0.1 -n nqn.a --rw sideways", `--rw "sideways"`},
 		{"bench -a 127.0.0.1 -n nqn.a --bs 100", `--bs 100 is not a multiple of 512`},
@@ -68,10 +69,15 @@ func TestUsage(t *testing.T) {
 		{"target --listen 127.0.0.1:0 -n nqn.a --size 12Q", `size "12Q"`},
 		{"target --listen 127.0.0.1:0 -n nqn.a --size 1000", `not a multiple of the block size`},
 		{"target --listen nowhere -n nqn.a", `is not ADDRESS`},
+		{"target --listen 127.0.0.1:0 -n nqn.a --file EMPTY", `--file is empty`},
+		{"target --listen 127.0.0.1:0 -n nqn.a --file /nowhere/x --file /nowhere/x", `--file /nowhere/x is given twice`},
 		{"completion fish", `no completion for the shell "fish"`},
 	} {
 		var stdout, stderr bytes.Buffer
 		args := strings.Fields(strings.ReplaceAll(c.args, "NQN", host))
+		for i := range args {
+			args[i] = strings.TrimPrefix(args[i], "EMPTY")
+		}
 		status := run(args, &stdout, &stderr)
 		line := stderr.String()
 		if status != 1 || stdout.Len() > 0 || strings.Count(line, "\n") != 1 || !regexp.MustCompile("(?m)"+c.want).MatchString(line) {
