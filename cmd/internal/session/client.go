@@ -200,6 +200,9 @@ func (d *StateDir) clear(name string, force bool) error {
 	if err := d.removeLeftovers(path, force); err != nil {
 		return err
 	}
+	if err := d.noteCrash(path); err != nil && !force {
+		return fmt.Errorf("%s: %w", name, err)
+	}
 	removeFolder(path)
 	return nil
 }

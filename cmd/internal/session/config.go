@@ -63,10 +63,10 @@ type Config struct {
 
 	Exports []ExportSpec `json:"exports"`
 
-	// TakeOver and AfterCrash are Create's: what a dead session of this connection has left in use, and that
-	// there was one.
-	TakeOver   []Leftover `json:"take_over,omitempty"`
-	AfterCrash bool       `json:"after_crash,omitempty"`
+	// TakeOver and HoldWrites are Create's: what a dead session of this connection has left in use, and for how
+	// long what it had sent may still be executed.
+	TakeOver   []Leftover    `json:"take_over,omitempty"`
+	HoldWrites time.Duration `json:"hold_writes,omitempty"`
 }
 
 // Address is where the controller is, for the transport.
@@ -80,20 +80,21 @@ func (c *Config) Address() transport.Address {
 
 // Host is what the host needs to know.
 func (c *Config) Host(d transport.Dialer, log *slog.Logger) host.Config {
-	h := host.Config{
+	return host.Config{
 		Dialer: d, Address: c.Address(), SubsysNQN: c.Subsystem, HostNQN: c.HostNQN, HostID: c.HostID,
 		NrIOQueues: c.NrIOQueues, QueueSize: c.QueueSize, PoolSize: c.PoolSize,
 		KeepAlive: c.KeepAlive, ReconnectDelay: c.ReconnectDelay, CtrlLossTimeout: c.CtrlLoss,
 		FastIOFail: c.FastIOFail, IOTimeout: c.IOTimeout, ConnectTimeout: c.ConnectTimeout,
-		DisableSQFlow: c.DisableSQFlow, Logger: log,
+		DisableSQFlow: c.DisableSQFlow, HoldWrites: c.HoldWrites, Logger: log,
 	}
-	if c.AfterCrash {
-		h.HoldWrites = host.GraceTime(max(c.KeepAlive, 0))
-		if c.KeepAlive == 0 {
-			h.HoldWrites = host.GraceTime(defaultKeepAlive)
-		}
+}
+
+// grace is how long a controller may go on with what this session sent once it has died.
+func (c *Config) grace() time.Duration {
+	if c.KeepAlive == 0 {
+		return host.GraceTime(defaultKeepAlive)
 	}
-	return h
+	return host.GraceTime(max(c.KeepAlive, 0))
 }
 
 // defaultKeepAlive is the host's.

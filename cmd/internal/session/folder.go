@@ -73,10 +73,6 @@ func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 		return nil, err
 	}
 	defer unlock()
-	before, err := d.Scan()
-	if err != nil {
-		return nil, err
-	}
 	d.sweep()
 	entries, err := d.Scan()
 	if err != nil {
@@ -93,11 +89,14 @@ func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 		case !e.Alive && f.Path == "":
 			c.Name, f.Path = e.Name, e.Path
 			c.TakeOver = readLeftovers(e.Path)
+			c.HoldWrites = e.Config.grace()
 		}
 	}
-	for _, e := range before {
-		// What a process that died had sent may still be executed.
-		c.AfterCrash = c.AfterCrash || !e.Alive && e.Config.sameConnection(c)
+	now := time.Now()
+	for _, crash := range d.crashes(now) {
+		if crash.Config.sameConnection(c) {
+			c.HoldWrites = max(c.HoldWrites, crash.Until.Sub(now))
+		}
 	}
 	if f.Path == "" {
 		for n := 0; c.Name == "" || used[c.Name]; n++ {
@@ -237,10 +236,11 @@ func (d *StateDir) Sweep() {
 func (d *StateDir) sweep() {
 	entries, _ := d.Scan()
 	for _, e := range entries {
-		if !e.Alive && d.removeLeftovers(e.Path, false) == nil {
+		if !e.Alive && d.removeLeftovers(e.Path, false) == nil && d.noteCrash(e.Path) == nil {
 			removeFolder(e.Path)
 		}
 	}
+	d.forgetCrashes()
 }
 
 // lockDir locks the state directory against other creators and sweepers.

@@ -129,6 +129,9 @@ func (s *session) start(ctx context.Context, o *Options) error {
 		default:
 		}
 	}
+	if c.HoldWrites > 0 {
+		s.note(fmt.Sprintf("writes wait for %v at first: the target may still execute what a session that died had sent", c.HoldWrites.Round(time.Second)))
+	}
 	ctrl, err := host.Connect(ctx, h)
 	if err != nil {
 		return c.Explain(err)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -105,8 +106,37 @@ func TestCaseE17Leftovers(t *testing.T) {
 	c := config()
 	f := create(t, d, c, false)
 	defer f.Remove()
-	if c.Name != "farblk0" || c.AfterCrash || len(c.TakeOver) > 0 {
+	if c.Name != "farblk0" || len(c.TakeOver) > 0 {
 		t.Errorf("%+v", c)
+	}
+}
+
+// What a dead session had sent may be executed after its last trace was swept away: its connection's next writes wait
+// all the same, as long as the dead one's keep-alive demands, and nobody else's do.
+func TestCaseH25CrashRemembered(t *testing.T) {
+	d, _ := stateDir(t, nil)
+	dead := config()
+	dead.KeepAlive = time.Minute
+	die(t, create(t, d, dead, false))
+	if all, err := d.List(); err != nil || len(all) != 0 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	other := config()
+	other.Subsystem = "nqn.b"
+	create(t, d, other, false).Remove()
+	c := config()
+	create(t, d, c, false).Remove()
+	if other.HoldWrites != 0 || c.HoldWrites <= time.Minute || c.Host(nil, nil).HoldWrites != c.HoldWrites {
+		t.Errorf("writes are held for %v, another connection's for %v", c.HoldWrites, other.HoldWrites)
+	}
+
+	if err := writeJSON(d.crashFile(), []crash{{*dead, time.Now()}}); err != nil {
+		t.Fatal(err)
+	}
+	c = config()
+	create(t, d, c, false).Remove()
+	if _, err := os.Stat(d.crashFile()); c.HoldWrites != 0 || err == nil {
+		t.Errorf("later writes are held for %v, the note's file: %v", c.HoldWrites, err)
 	}
 }
 
@@ -124,13 +154,13 @@ func TestCaseE08TakeOver(t *testing.T) {
 	other.Subsystem = "nqn.b"
 	g := create(t, d, other, false)
 	defer g.Remove()
-	if other.Name != "farblk1" || other.AfterCrash {
+	if other.Name != "farblk1" || other.HoldWrites != 0 {
 		t.Errorf("another connection: %+v", other)
 	}
 
 	c := config()
 	f := create(t, d, c, false)
-	if c.Name != "farblk0" || !c.AfterCrash || len(c.TakeOver) != 1 || c.TakeOver[0] != left {
+	if c.Name != "farblk0" || len(c.TakeOver) != 1 || c.TakeOver[0] != left {
 		t.Errorf("the same connection: %+v", c)
 	}
 	if h := c.Host(nil, nil); h.HoldWrites < h.KeepAlive+1 {
