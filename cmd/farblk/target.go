@@ -255,13 +255,15 @@ func targetListen(ctx context.Context, c *session.Config, a netip.AddrPort, log 
 
 // controlTarget obeys lines from r until it ends.
 func controlTarget(r io.Reader, w io.Writer, t *target.Target, sub *target.Subsystem, cfg *targetConfig) {
-	for s := bufio.NewScanner(r); s.Scan(); {
-		words := strings.Fields(s.Text())
+	for in, err := bufio.NewReader(r), error(nil); err == nil; {
+		var line string // of any length: nonsense must not end it
+		line, err = in.ReadString('\n')
+		words := strings.Fields(line)
 		if len(words) == 0 {
 			continue
 		}
 		if err := obey(w, t, sub, cfg, words[0], words[1:]); err != nil {
-			fmt.Fprintf(w, "error: %s: %v\n", words[0], err)
+			fmt.Fprintf(w, "error: %.40s: %v\n", words[0], err)
 		}
 	}
 }
@@ -273,7 +275,7 @@ func obey(w io.Writer, t *target.Target, sub *target.Subsystem, cfg *targetConfi
 		return errors.New("unknown command")
 	}
 	if len(args) != n {
-		return fmt.Errorf("takes %d words", n)
+		return fmt.Errorf("takes %d more words, not %d", n, len(args))
 	}
 	var nsid uint32
 	if verb != "add" && n > 0 {

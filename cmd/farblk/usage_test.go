@@ -109,6 +109,20 @@ func TestAlone(t *testing.T) {
 	}
 }
 
+// Nonsense on a target's standard input is answered, however long it is, and the next line obeyed.
+func TestTargetControl(t *testing.T) {
+	var out strings.Builder
+	controlTarget(strings.NewReader(strings.Repeat("x", 1<<20)+"\n\n resize 1\nadd 7\nadd"), &out, nil, nil, &targetConfig{blockSize: 512})
+	const want = `^error: x{40}: unknown command
+error: resize: takes 2 more words, not 1
+error: add: 7 is not a multiple of the block size 512
+error: add: takes 1 more words, not 0
+$`
+	if !regexp.MustCompile(want).MatchString(out.String()) {
+		t.Errorf("%s", out.String())
+	}
+}
+
 // Operands may stand before options, and letters together, as getopt has it.
 func TestNormalise(t *testing.T) {
 	c := idNSCommand()
