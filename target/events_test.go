@@ -96,11 +96,28 @@ func TestCaseH34NamespaceEvents(t *testing.T) {
 				t.Errorf("old data after shrinking and growing, %v", err)
 			}
 
+			ids := func() nvme.NamespaceIDs {
+				p, err := h.admin.identify(nvme.CNSNamespaceDescriptors, 2)
+				d, _ := nvme.ParseNamespaceIDs(p)
+				if err != nil || d.UUID.IsZero() || d.NGUID.IsZero() {
+					t.Fatalf("%+v, %v", d, err)
+				}
+				return d
+			}
+			before := ids()
 			if err := s.RemoveNamespace(2); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := q.read(2, 0, 512); !errors.Is(err, nvme.StatusInvalidNamespace) {
 				t.Errorf("removed namespace: %v", err)
+			}
+
+			// Another one in its place does not pass for it.
+			if id, err := s.AddNamespace(target.NamespaceConfig{Size: 4 << 20}); err != nil || id != 2 {
+				t.Fatal(id, err)
+			}
+			if d := ids(); d.UUID == before.UUID || d.NGUID == before.NGUID {
+				t.Errorf("another namespace is identified as the one that was removed: %+v", d)
 			}
 		})
 	}

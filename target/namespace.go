@@ -114,9 +114,14 @@ func (c *NamespaceConfig) open() (*namespace, error) {
 	return n, nil
 }
 
-// identify fills in what the configuration left open.
-func (n *namespace) identify(nqn string) {
-	h := sha256.Sum256(binary.LittleEndian.AppendUint32([]byte(nqn+"\x00"), n.id))
+// identify fills in what the configuration left open. A subsystem's first namespace with an ID is always the same one
+// to hosts, so that a target may be restarted; those after it, of another generation, are others.
+func (n *namespace) identify(nqn string, generation uint64) {
+	name := binary.LittleEndian.AppendUint32([]byte(nqn+"\x00"), n.id)
+	if generation > 0 {
+		name = binary.LittleEndian.AppendUint64(name, generation)
+	}
+	h := sha256.Sum256(name)
 	if n.uuid.IsZero() {
 		copy(n.uuid[:], h[:16])
 		n.uuid[6] = n.uuid[6]&0x0F | 0x80 // version 8 and the variant of RFC 9562
