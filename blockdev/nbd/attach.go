@@ -159,7 +159,7 @@ func Attach(ctx context.Context, c AttachConfig) (*Attachment, error) {
 		return nil, fmt.Errorf("nbd: attach: %w", err)
 	}
 	a.size = info.Size
-	a.lookSooner(ctx)
+	a.tune(ctx)
 	if err = a.begin(ctx); err != nil {
 		detachCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyTimeout)
 		defer cancel()

@@ -136,17 +136,22 @@ func (a *Attachment) replace(ctx context.Context, n int) error {
 	return nil
 }
 
-// lookSooner shortens the time between the kernel's looks at a request that takes long, when all a look can lead
-// to is that the request goes to a new socket: 30 s otherwise. The kernel waits for the requests under way, so
-// this is done when the device is new.
-func (a *Attachment) lookSooner(ctx context.Context) {
-	if a.cfg.Connections > 1 {
-		return
+// tune adjusts the new device's queue. The kernel waits for the requests under way, so that later is too late.
+//
+// io_timeout is the time between the kernel's looks at a request that takes long, when all a look can lead to is
+// that the request goes to a new socket: 30 s otherwise. The scheduler would be one for a single slow disk, since
+// the device has a single hardware queue; measured beside none it costs 10 % of the IOPS at depth 32.
+func (a *Attachment) tune(ctx context.Context) {
+	a.setQueue(ctx, "scheduler", "none")
+	if a.cfg.Connections == 1 {
+		a.setQueue(ctx, "io_timeout", strconv.FormatInt(lookAgain.Milliseconds(), 10))
 	}
-	milliseconds := strconv.FormatInt(lookAgain.Milliseconds(), 10)
-	path := sysPath(a.Index, "queue", "io_timeout")
-	if err := call(ctx, func() error { return os.WriteFile(path, []byte(milliseconds), 0o644) }); err != nil {
-		a.cfg.Logger.Warn("nbd: recovery after a crash will take longer", "device", a.Path, "err", err)
+}
+
+func (a *Attachment) setQueue(ctx context.Context, name, value string) {
+	path := sysPath(a.Index, "queue", name)
+	if err := call(ctx, func() error { return os.WriteFile(path, []byte(value), 0o644) }); err != nil {
+		a.cfg.Logger.Warn("nbd: the device stays as the kernel made it: slower, or slower to recover", "device", a.Path, "setting", name, "err", err)
 	}
 }
 

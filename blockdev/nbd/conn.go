@@ -21,7 +21,7 @@ const (
 	// deviceSpin and clientSpin are how long a connection waits by polling, for the device's completions and for
 	// the client's next request. A wake-up costs either side a switch of threads.
 	deviceSpin = time.Millisecond
-	clientSpin = 200 * time.Microsecond
+	clientSpin = 500 * time.Microsecond
 )
 
 // spinners is how many connections may wait by polling at one time.
