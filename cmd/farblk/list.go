@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"farblk/cmd/internal/session"
+	"farblk/host"
 )
 
 func listCommand() *cli.Command {
@@ -76,6 +77,9 @@ type listDevice struct {
 	Exports      []session.Export `json:"Exports"`
 }
 
+// refused is shown as the state of a namespace that takes no I/O, because another one has come in its place.
+const refused = "refused"
+
 // devicesOf is a line for each namespace, or one with NameSpace 0 for a connection that has none to show.
 func devicesOf(s session.Status) []listDevice {
 	base := listDevice{
@@ -94,6 +98,9 @@ func devicesOf(s session.Status) []listDevice {
 			d.MaximumLBA = n.Size / int64(n.BlockSize)
 		}
 		d.ReadOnly, d.EUI64, d.NGUID, d.UUID = n.ReadOnly, n.EUI64, n.NGUID, n.UUID
+		if n.Error != "" && d.State == host.StateLive.String() {
+			d.State, d.Error = refused, n.Error
+		}
 		d.Exports = n.Exports
 		if len(n.Exports) > 0 {
 			d.DevicePath = n.Exports[0].Path
@@ -145,6 +152,11 @@ func listText(w io.Writer, all []session.Status, verbose bool) error {
 	for _, s := range all {
 		if s.Error != "" {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, printable(s.Error))
+		}
+		for _, d := range devicesOf(s) {
+			if d.State == refused {
+				fmt.Fprintf(w, "%sn%d: %s\n", d.Name, d.NameSpace, printable(d.Error))
+			}
 		}
 		if verbose {
 			c, err := json.Marshal(s.Counters)

@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"farblk/cmd/internal/session"
 )
 
 // What makes no sense is answered with one line that says so and where to find help, exit status 1, and nothing done.
@@ -120,6 +122,21 @@ error: add: takes 1 more words, not 0
 $`
 	if !regexp.MustCompile(want).MatchString(out.String()) {
 		t.Errorf("%s", out.String())
+	}
+}
+
+// A namespace that is refused, because another one came in its place, does not look live.
+func TestCaseH24ListRefused(t *testing.T) {
+	s := session.Status{Name: "farblk0", State: "live", Namespaces: []session.NamespaceStatus{
+		{Namespace: session.Namespace{NSID: 1, Size: 1 << 20, BlockSize: 512}},
+		{Namespace: session.Namespace{NSID: 2, Size: 1 << 20, BlockSize: 512}, Error: "another one"},
+	}}
+	var out bytes.Buffer
+	if err := listText(&out, []session.Status{s}, false); err != nil {
+		t.Fatal(err)
+	}
+	if !regexp.MustCompile(`farblk0 +1 .* live .*\nfarblk0 +2 .* refused .*\nfarblk0n2: another one\n$`).Match(out.Bytes()) {
+		t.Errorf("%s", &out)
 	}
 }
 

@@ -40,7 +40,8 @@ type Status struct {
 // NamespaceStatus is a namespace with what only a list shows.
 type NamespaceStatus struct {
 	Namespace
-	Used     int64  `json:"used"` // bytes
+	Used     int64  `json:"used"`            // bytes
+	Error    string `json:"error,omitempty"` // why it takes no I/O although its controller is live
 	ReadOnly bool   `json:"read_only,omitempty"`
 	EUI64    string `json:"eui64,omitempty"`
 	NGUID    string `json:"nguid,omitempty"`

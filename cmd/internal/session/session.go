@@ -397,6 +397,9 @@ func (s *session) status() *Status {
 			Namespace: Namespace{NSID: n.NSID(), Size: i.Size, BlockSize: i.BlockSize, Exports: s.exports[n.NSID()]},
 			Used:      n.Usage(), ReadOnly: i.ReadOnly,
 		}
+		if err := n.Err(); err != nil {
+			ns.Error = err.Error()
+		}
 		ids := n.IDs()
 		if !ids.EUI64.IsZero() {
 			ns.EUI64 = ids.EUI64.String()
