@@ -67,7 +67,7 @@ func connect(c *cli.Context) error {
 	}
 	cfg.Subsystem, cfg.Exports, cfg.Notes = nqn, exports, notes
 
-	ctx, stop := signal.NotifyContext(c.Context, os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(c.Context, endSignals()...)
 	defer stop()
 	show := func(r *session.Result) error { return printResult(c.App.Writer, r, asJSON) }
 	if c.Bool("foreground") {
@@ -195,6 +195,16 @@ func sessionCommand() *cli.Command {
 			return err
 		},
 	}
+}
+
+// endSignals are those that end a connection that is being made, or held in the foreground. A terminal that goes away
+// is one, but for nohup.
+func endSignals() []os.Signal {
+	s := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		s = append(s, syscall.SIGHUP)
+	}
+	return s
 }
 
 // endInTime ends this process five seconds after ctx if it still runs then: something hangs, in the kernel perhaps,

@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/signal"
 	"strconv"
-	"syscall"
 
 	"github.com/urfave/cli/v2"
 
@@ -49,7 +47,7 @@ func connectAll(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(c.Context, os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(c.Context, endSignals()...)
 	defer stop()
 	discovery := *base // whose provider is settled for its own address
 	logs, err := runDiscovery(ctx, &discovery)

@@ -329,12 +329,17 @@ func foreground(ts *testscript.TestScript, _ bool, args []string) {
 	}
 }
 
-// terminate sends SIGTERM to the running `foreground`, which must end well and soon.
-func terminate(ts *testscript.TestScript, _ bool, _ []string) {
+// terminate sends SIGTERM, or with the argument `hangup` SIGHUP, to the running `foreground`, which must end well and
+// soon.
+func terminate(ts *testscript.TestScript, _ bool, args []string) {
 	v, _ := foregrounds.Load(ts)
 	cmd := v.(*exec.Cmd)
 	begin := time.Now()
-	ts.Check(cmd.Process.Signal(syscall.SIGTERM))
+	sig := syscall.SIGTERM
+	if slices.Contains(args, "hangup") {
+		sig = syscall.SIGHUP
+	}
+	ts.Check(cmd.Process.Signal(sig))
 	ts.Check(cmd.Wait())
 	if took := time.Since(begin); took > 5*time.Second {
 		ts.Fatalf("took %v", took)

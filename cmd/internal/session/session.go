@@ -99,8 +99,10 @@ func Run(ctx context.Context, f *Folder, c *Config, o Options) error {
 	if err == nil {
 		err = o.Ready(s.result())
 	}
-	if err == nil {
-		err = startCtx.Err()
+	if startCtx.Err() != nil && ctx.Err() == nil { // askDisconnect
+		err = errors.New("told to disconnect while it was connecting")
+	} else if err == nil {
+		err = ctx.Err()
 	}
 	close(s.started)
 	if err != nil && f.keep {

@@ -72,7 +72,7 @@ func (f *Folder) Start(ctx context.Context, args ...string) (*Result, error) {
 	case <-ctx.Done():
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		f.reap(cmd)
-		return nil, fmt.Errorf("interrupted: %w", ctx.Err())
+		return nil, errors.New("interrupted")
 	}
 	var m message
 	switch err := json.Unmarshal(b, &m); {
