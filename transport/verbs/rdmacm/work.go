@@ -112,6 +112,7 @@ func (q *queuePair) fillSend(w *C.struct_farblk_send, s *verbs.SendWR, seq uint6
 	switch s.Op {
 	case verbs.OpSendInvalidate:
 		*(*uint32)(unsafe.Pointer(&wr.anon0)) = s.RKey
+		*(*remote)(unsafe.Pointer(&wr.wr)) = remote{rkey: s.RKey} // where rdma-core's siw looks for the key
 	case verbs.OpRDMARead, verbs.OpRDMAWrite:
 		*(*remote)(unsafe.Pointer(&wr.wr)) = remote{addr: s.RemoteAddr, rkey: s.RKey}
 	default:
