@@ -31,7 +31,7 @@ func TestBenchDevice(t *testing.T) {
 		reads, writes bool
 	}{{"read", true, false}, {"write", false, true}, {"randread", true, false}, {"randwrite", false, true}, {"randrw", true, true}} {
 		d := memoryDevice(t)
-		j := &benchJob{Mode: c.mode, Block: 8192, Depth: 4, Queues: 2, Time: 50 * time.Millisecond, Reads: 50, Size: d.Info().Size}
+		j := &benchJob{Mode: c.mode, Block: 8192, Depth: 4, Queues: 2, Time: 300 * time.Millisecond, Reads: 50, Size: d.Info().Size}
 		r, err := benchDevice(d, j, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -61,7 +61,7 @@ func TestBenchDeviceError(t *testing.T) {
 // No request allocates memory.
 func TestBenchAllocates(t *testing.T) {
 	d := memoryDevice(t)
-	j := &benchJob{Mode: "randread", Block: 4096, Depth: 8, Queues: 1, Time: 100 * time.Millisecond, Size: d.Info().Size}
+	j := &benchJob{Mode: "randread", Block: 4096, Depth: 8, Queues: 1, Time: 500 * time.Millisecond, Size: d.Info().Size}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	r, err := benchDevice(d, j, nil)
