@@ -39,16 +39,16 @@ func disconnect(c *cli.Context) error {
 			wanted = append(wanted, w)
 		}
 	}
+	dir.Sweep()
+	entries, err := dir.Scan()
+	if err != nil {
+		return err
+	}
 	var names []string
 	switch {
 	case c.Bool("all") && len(wanted) > 0:
 		return usagef("--all and a name exclude each other")
 	case c.Bool("all"):
-		dir.Sweep()
-		entries, err := dir.Scan()
-		if err != nil {
-			return err
-		}
 		for _, e := range entries {
 			names = append(names, e.Name)
 		}
@@ -56,6 +56,19 @@ func disconnect(c *cli.Context) error {
 		return usagef("say what to disconnect: -n NQN, -d DEVICE or --all")
 	}
 	for _, w := range wanted {
+		known := false // without asking the session, which may not answer
+		for _, e := range entries {
+			if e.Name != w && e.Config.Subsystem != w {
+				continue
+			}
+			known = true
+			if !slices.Contains(names, e.Name) {
+				names = append(names, e.Name)
+			}
+		}
+		if known {
+			continue
+		}
 		found, err := dir.Find(w)
 		if err != nil {
 			return err
