@@ -19,7 +19,7 @@ _farblk() {
 	if [[ $cur == -* || $COMP_CWORD -eq 1 ]]; then
 		mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")
 	else
-		mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+		mapfile -t COMPREPLY < <(compgen -W "$(grep -v ^- <<<"$words")" -- "$cur"; compgen -f -- "$cur")
 	fi
 }
 complete -o filenames -F _farblk farblk
@@ -48,7 +48,7 @@ func completionCommand() *cli.Command {
 	}
 }
 
-// completeFlags prints a command's long options.
+// completeFlags prints a command's long options, and the connections if it takes one.
 func completeFlags(c *cli.Context) {
 	for _, f := range c.Command.VisibleFlags() {
 		for _, n := range f.Names() {
@@ -56,5 +56,16 @@ func completeFlags(c *cli.Context) {
 				fmt.Fprintln(c.App.Writer, "--"+n)
 			}
 		}
+	}
+	if !strings.Contains(c.Command.ArgsUsage, "DEVICE") {
+		return
+	}
+	dir, err := openStateDir()
+	if err != nil {
+		return
+	}
+	entries, _ := dir.Scan()
+	for _, e := range entries {
+		fmt.Fprintln(c.App.Writer, e.Name)
 	}
 }

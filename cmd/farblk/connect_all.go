@@ -62,10 +62,12 @@ func connectAll(c *cli.Context) error {
 			failed = append(failed, fmt.Errorf("referral to %s: %w", l.Address, l.Err))
 		}
 	}
+	subsystems := 0
 	for _, e := range entries {
 		if e.SubType != nvme.SubsystemNVM || e.TransportType != nvme.TransportRDMA {
 			continue
 		}
+		subsystems++
 		cfg, err := configOf(base, e)
 		if err == nil {
 			cfg.Exports, cfg.Notes = exports, notes
@@ -73,6 +75,9 @@ func connectAll(c *cli.Context) error {
 			r, err = startSession(ctx, cfg, c.Bool("duplicate-connect"))
 			var already *session.AlreadyConnectedError
 			if errors.As(err, &already) {
+				if !asJSON {
+					fmt.Fprintf(c.App.Writer, "%s: already connected to %s at %s\n", already.Name, already.Config.Subsystem, already.Config.Address())
+				}
 				continue
 			}
 			if err == nil {
@@ -94,6 +99,9 @@ func connectAll(c *cli.Context) error {
 		}{results}); err != nil {
 			return err
 		}
+	}
+	if subsystems == 0 && !asJSON {
+		fmt.Fprintf(c.App.Writer, "%s names no RDMA subsystem that this host may use: see 'farblk show-hostnqn'\n", discovery.Address())
 	}
 	for _, err := range failed[min(1, len(failed)):] {
 		report(c.App.ErrWriter, "farblk connect-all", err)

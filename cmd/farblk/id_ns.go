@@ -33,7 +33,7 @@ func idNSCommand() *cli.Command {
 				return err
 			}
 			if id.NSZE == 0 {
-				return fmt.Errorf("%s has no namespace %d", d.Name, nsid)
+				return fmt.Errorf("%s has no namespace %d: see 'farblk list'", d.Name, nsid)
 			}
 			fs := fieldsOf(id)
 			formats := id.LBAF[:min(int(id.NLBAF)+1, len(id.LBAF))]

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"fmt"
+	"strings"
+
 	"github.com/urfave/cli/v2"
 
 	"farblk/host/nvme"
@@ -32,7 +35,15 @@ func smartLogCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return printFields(c.App.Writer, smartFields(s), d.asJSON)
+			fs := smartFields(s)
+			if !d.asJSON {
+				for i, f := range fs {
+					if k, ok := f.value.(uint16); ok && strings.HasPrefix(f.name, "temperature") {
+						fs[i].value = fmt.Sprintf("%d K (%d C)", k, int(k)-273)
+					}
+				}
+			}
+			return printFields(c.App.Writer, fs, d.asJSON)
 		},
 	}
 }
