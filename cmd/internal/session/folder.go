@@ -66,7 +66,7 @@ func (e *AlreadyConnectedError) Error() string {
 // devices in use, its folder is taken over, so that they are served again (Config.TakeOver).
 func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 	if err := os.MkdirAll(d.Path, 0o700); err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
+		return nil, fmt.Errorf("state directory: %w: FARBLK_STATE_DIR can name a folder of your own", err)
 	}
 	unlock, err := lockDir(d.Path, 5*time.Second)
 	if err != nil {
