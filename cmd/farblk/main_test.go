@@ -48,6 +48,7 @@ func TestScript(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("FARBLK_STATE_DIR", filepath.Join(e.WorkDir, "s"))
 			e.Setenv("HOSTNQN", "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555")
+			e.Defer(func() { killSessions(filepath.Join(e.WorkDir, "s")) })
 			return nil
 		},
 		Condition: func(c string) (bool, error) {
@@ -260,6 +261,19 @@ func kill9(ts *testscript.TestScript, _ bool, args []string) {
 		case <-ctx.Done():
 			ts.Fatalf("process %d does not end", pid)
 		case <-time.After(time.Millisecond):
+		}
+	}
+}
+
+// killSessions ends what a script that failed has left running.
+func killSessions(dir string) {
+	locks, _ := filepath.Glob(dir + "/farblk*/lock")
+	for _, path := range locks {
+		b, _ := os.ReadFile(path)
+		pid, err := strconv.Atoi(string(b))
+		args, _ := os.ReadFile("/proc/" + string(b) + "/cmdline")
+		if err == nil && strings.Contains(string(args), filepath.Dir(path)) { // the number may be another's by now
+			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
 }
