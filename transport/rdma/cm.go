@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 
 	"farblk/transport"
 	"farblk/transport/verbs"
@@ -95,11 +96,11 @@ func (d *dialer) connectError(addr transport.Address, queue uint16, err error) e
 		e.Class = transport.ErrMemlock
 	case errors.Is(err, verbs.ErrNoDevice):
 		e.Class = transport.ErrNoDevice // the provider says what to do
-	case errors.Is(err, verbs.ErrTimeout), errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, verbs.ErrTimeout):
+		e.Class, e.Hint = transport.ErrTimeout, "check the address, the cable and firewalls"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded): // a socket has its own
 		e.Class = transport.ErrTimeout
-		if errors.Is(err, context.DeadlineExceeded) {
-			e.Err = errors.New("no answer in time")
-		}
+		e.Err = errors.New("no answer in time")
 		e.Hint = "check the address, the cable and firewalls"
 	case errors.Is(err, verbs.ErrUnreachable):
 		e.Class = transport.ErrUnreachable

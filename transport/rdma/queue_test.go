@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -90,6 +92,7 @@ func TestRejectionsInWords(t *testing.T) {
 	inWords(t, no(6), transport.ErrRejected, "no resources for another queue (NVMe/RDMA status 6)")
 	inWords(t, no(4), transport.ErrRejected, "invalid host submission queue size")
 	inWords(t, verbs.ErrTimeout, transport.ErrTimeout, "check the address")
+	inWords(t, &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, transport.ErrTimeout, "no answer in time: check")
 	inWords(t, &verbs.HandshakeError{Detail: "it spoke HTTP"}, transport.ErrWrongPeer, "it spoke HTTP")
 }
 
@@ -407,7 +410,7 @@ func useQueue(t *testing.T, q transport.Queue, user int) {
 	done := make(chan struct{}, 1)
 	r := &transport.Request{Done: func(*transport.Request) { done <- struct{}{} }}
 	late := time.NewTimer(0)
-	for i := range 10000 {
+	for i := range 5000 {
 		for q.Submit(r) != nil {
 			q.Poll(0)
 		}
