@@ -97,12 +97,13 @@ func Run(ctx context.Context, f *Folder, c *Config, o Options) error {
 
 	err = s.start(startCtx, &o)
 	if err == nil {
+		err = ctx.Err()
+	}
+	if err == nil { // from here on, being told to end is no failure
 		err = o.Ready(s.result())
 	}
 	if startCtx.Err() != nil && ctx.Err() == nil { // askDisconnect
 		err = errors.New("told to disconnect while it was connecting")
-	} else if err == nil {
-		err = ctx.Err()
 	}
 	close(s.started)
 	if err != nil && f.keep {
