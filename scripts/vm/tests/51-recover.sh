@@ -6,15 +6,17 @@
 . "${BASH_SOURCE[0]%/*}/../farblk.sh"
 
 one_disk
-written() { (($(awk '{print $5}' "/sys/block/$1/stat") > 100)); } # DEVICE: it has completed more than 100 writes
+written() { awk '{print $5}' "/sys/block/${1#/dev/}/stat"; } # DEVICE: writes completed, also by those who had it before
+writing() { (($(written "$1") > $2 + 100)); }                # DEVICE BEFORE: a hundred more than before
 for link in rxe siw; do
   to=(-a "${address[$link]}" -n "$nqn" --keep-alive-tmo 1 --export nbd)
   connected "$link" "${to[@]}"
   device=$(export_of nbd) || bail "no device"
+  before=$(written "$device")
   fio --name=v --filename="$device" --direct=1 --ioengine=libaio --rw=randwrite --bs=4k --iodepth=8 --size=8m \
     --rate_iops=1000 --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_state_save=0 --minimal --output="$scratch/fio.out" &
   fio=$!
-  wait_for 20 written "$(basename "$device")" || fail "$link: fio writes"
+  wait_for 20 writing "$device" "$before" || fail "$link: fio writes"
   kill -9 "$(sessions)"
   wait_for 3 bash -c '! pgrep -f "[_]_session"' || fail "$link: the process is gone"
   is "$link: list shows what happened" "crashed $device" "$(farblk list -o json | jq -r '.devices[] | "\(.State) \(.DevicePath)"')"
