@@ -167,12 +167,13 @@ func (a *association) openOnce(ctx context.Context, p transport.QueueParams) (_ 
 		return nil, fmt.Errorf("the route moved from RDMA device %s to %s", a.device.Name, conn.Device().Name)
 	}
 	q, err := newQueue(a, conn, p)
+	if err == nil {
+		if err = q.connect(ctx); err != nil {
+			q.abandon()
+		}
+	}
 	if err != nil {
 		_ = conn.Close()
-		return nil, err
-	}
-	if err := q.connect(ctx); err != nil {
-		q.abandon()
 		return nil, err
 	}
 	a.mu.Lock()

@@ -87,6 +87,7 @@ type queue struct {
 	running  chan struct{} // closed when run has returned
 }
 
+// newQueue makes the queue pair of conn, which stays the caller's until start, and what the queue needs.
 func newQueue(a *association, conn verbs.Conn, p transport.QueueParams) (_ *queue, err error) {
 	if p.Depth < 2 || p.Depth > maxDepth {
 		return nil, fmt.Errorf("queue depth %d: must be from 2 to %d", p.Depth, maxDepth)
@@ -109,7 +110,7 @@ func newQueue(a *association, conn verbs.Conn, p transport.QueueParams) (_ *queu
 	}
 	defer func() {
 		if err != nil {
-			q.release()
+			q.abandon()
 		}
 	}()
 	q.shm, err = unix.Mmap(-1, 0, p.Depth*(commandLen+completionLen), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -171,22 +172,20 @@ func (q *queue) connect(ctx context.Context) error {
 	return checkAccept(private, q.p.Depth)
 }
 
-// abandon frees a queue that was never started.
+// abandon frees a queue that was never started; one that was, watch takes apart.
 func (q *queue) abandon() {
-	_ = q.qp.Close()
+	if q.qp != nil {
+		_ = q.qp.Close()
+	}
 	q.release()
-	_ = q.conn.Close()
 }
 
-// release frees the queue's own memory, which nothing uses any more.
+// release frees the queue's own memory, which nothing uses any more: its queue pair is closed.
 func (q *queue) release() {
 	for i := range q.slots {
 		if w := q.slots[i].window; w != nil {
 			_ = w.Close()
 		}
-	}
-	if q.qp != nil {
-		_ = q.qp.Close()
 	}
 	if q.mr != nil {
 		_ = q.mr.Close()
