@@ -17,7 +17,7 @@ type anaKey struct {
 // of an ANA group, and tells connected hosts. Groups begin as optimized.
 func (s *Subsystem) SetANAState(port uint16, group uint32, state nvme.ANAState) error {
 	if group < 1 || group > maxGroups {
-		return fmt.Errorf("target: ANA group %d is not in 1 to %d", group, maxGroups)
+		return fmt.Errorf("ANA group %d is not in 1 to %d", group, maxGroups)
 	}
 	s.mu.Lock()
 	if port == 0 {

@@ -37,7 +37,7 @@ func (t *Target) domain(conn verbs.Conn) (*domain, error) {
 	}
 	pd, err := conn.NewPD()
 	if err != nil {
-		return nil, fmt.Errorf("protection domain on %s: %w", key.device, err)
+		return nil, err
 	}
 	d := &domain{pd: pd, hardware: key.provider != "iwarp", regions: make(map[*extent]verbs.MR)}
 	t.domains[key] = d
@@ -59,7 +59,7 @@ func (d *domain) region(e *extent) (verbs.MR, error) {
 	}
 	mr, err := d.pd.Register(e.mem, verbs.LocalWrite)
 	if err != nil {
-		return nil, fmt.Errorf("registering %d bytes of a namespace: %w", len(e.mem), err)
+		return nil, fmt.Errorf("memory of a namespace: %w", err)
 	}
 	if d.hardware {
 		e.pinned.Store(true)

@@ -24,13 +24,13 @@ func openFile(path string, size uint64, readOnly bool) (*file, uint64, error) {
 	}
 	f, err := os.OpenFile(path, flags, 0o600)
 	if err != nil {
-		return nil, 0, fmt.Errorf("target: %w", err)
+		return nil, 0, err
 	}
 	b := &file{f: f, fd: int(f.Fd())}
 	got, err := b.prepare(size, readOnly)
 	if err != nil {
 		f.Close()
-		return nil, 0, fmt.Errorf("target: %s: %w", path, err)
+		return nil, 0, err
 	}
 	return b, got, nil
 }
@@ -51,7 +51,7 @@ func (b *file) prepare(size uint64, readOnly bool) (uint64, error) {
 	case size <= uint64(end):
 		return size, nil
 	case b.dev || readOnly:
-		return 0, fmt.Errorf("it has %d bytes and cannot grow to %d", end, size)
+		return 0, fmt.Errorf("%s has %d bytes and cannot grow to %d", b.f.Name(), end, size)
 	}
 	return size, b.f.Truncate(int64(size))
 }
@@ -110,7 +110,7 @@ func (b *file) sync() error { return unix.Fdatasync(b.fd) }
 
 func (b *file) resize(_, size uint64) error {
 	if b.dev {
-		return errors.New("target: a block device cannot be resized")
+		return errors.New("a block device cannot be resized")
 	}
 	return b.f.Truncate(int64(size))
 }

@@ -55,17 +55,17 @@ func (m *memory) grow(old, size uint64) error {
 		return nil
 	}
 	if len(m.extents()) == maxExtents {
-		return fmt.Errorf("target: a namespace in memory can grow only %d times", maxExtents)
+		return fmt.Errorf("a namespace in memory can grow only %d times", maxExtents)
 	}
 	n := size - end
 	if n > math.MaxInt-pageSize {
-		return fmt.Errorf("target: %d bytes of memory cannot be had", n)
+		return fmt.Errorf("%d bytes of memory cannot be had", n)
 	}
 	n = (n + pageSize - 1) &^ (pageSize - 1)
 	mem, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
 	if err != nil {
-		return fmt.Errorf("target: mapping %d bytes for a namespace: %w", n, err)
+		return fmt.Errorf("mapping %d bytes for a namespace: %w", n, err)
 	}
 	// No huge pages: a first write that waits for 2 MiB to be found and cleared
 	// takes milliseconds on a busy machine.
@@ -84,7 +84,7 @@ func (e *extent) cut(off, n uint64) []byte {
 	return p[:min(n, uint64(len(p)))]
 }
 
-var errPastEnd = errors.New("target: range past the end of a namespace in memory")
+var errPastEnd = errors.New("range past the end of a namespace in memory")
 
 func (m *memory) readAt(p []byte, off uint64) error {
 	for _, e := range m.extents() {

@@ -73,17 +73,17 @@ func (c *NamespaceConfig) check() error {
 	}
 	switch {
 	case c.BlockSize != 512 && c.BlockSize != 4096:
-		return fmt.Errorf("target: block size %d is neither 512 nor 4096", c.BlockSize)
+		return fmt.Errorf("block size %d is neither 512 nor 4096", c.BlockSize)
 	case c.ID > maxNSID:
-		return fmt.Errorf("target: namespace ID %d is above %d", c.ID, maxNSID)
+		return fmt.Errorf("namespace ID %d is above %d", c.ID, maxNSID)
 	case c.ANAGroup > maxGroups:
-		return fmt.Errorf("target: ANA group %d is above %d", c.ANAGroup, maxGroups)
+		return fmt.Errorf("ANA group %d is above %d", c.ANAGroup, maxGroups)
 	case c.Size%uint64(c.BlockSize) != 0:
-		return fmt.Errorf("target: size %d is not a multiple of the block size %d", c.Size, c.BlockSize)
+		return fmt.Errorf("size %d is not a multiple of the block size %d", c.Size, c.BlockSize)
 	case c.Size == 0 && c.File == "":
-		return errors.New("target: a namespace in memory needs a size")
+		return errors.New("a namespace in memory needs a size")
 	case c.Size > 1<<62:
-		return fmt.Errorf("target: size %d is above 4 EiB", c.Size)
+		return fmt.Errorf("size %d is above 4 EiB", c.Size)
 	}
 	return nil
 }
@@ -109,7 +109,7 @@ func (c *NamespaceConfig) open() (*namespace, error) {
 	n.store, n.bytes = f, size&^(uint64(c.BlockSize)-1)
 	if n.bytes == 0 {
 		f.close()
-		return nil, fmt.Errorf("target: %s has no room for a block; give a size", c.File)
+		return nil, fmt.Errorf("%s has no room for a block; give a size", c.File)
 	}
 	return n, nil
 }

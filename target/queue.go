@@ -121,7 +121,7 @@ func (t *Target) newQueue(p *port, conn verbs.Conn, req nvme.CMRequest) (q *queu
 	q.lent = make([]lent, 0, q.capacity)
 	q.recvs = make([]verbs.RecvWR, 0, q.depth)
 	if q.qp, err = conn.NewQP(q.dom.pd, verbs.QPConfig{SendDepth: q.capacity, RecvDepth: q.depth}); err != nil {
-		return nil, fmt.Errorf("queue pair: %w", err)
+		return nil, err
 	}
 	for i := range q.cmds {
 		q.cmds[i].slot = uint16(i)

@@ -109,18 +109,18 @@ func (s *Subsystem) insert(n *namespace) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.removed.Load() {
-		return fmt.Errorf("target: subsystem %s was removed", s.cfg.NQN)
+		return fmt.Errorf("subsystem %s was removed", s.cfg.NQN)
 	}
 	for id := uint32(1); n.id == 0; id++ {
 		if id > maxNSID {
-			return fmt.Errorf("target: subsystem %s has %d namespaces already", s.cfg.NQN, maxNSID)
+			return fmt.Errorf("subsystem %s has %d namespaces already", s.cfg.NQN, maxNSID)
 		}
 		if s.namespaces[id] == nil {
 			n.id = id
 		}
 	}
 	if s.namespaces[n.id] != nil {
-		return fmt.Errorf("target: subsystem %s has a namespace %d already", s.cfg.NQN, n.id)
+		return fmt.Errorf("subsystem %s has a namespace %d already", s.cfg.NQN, n.id)
 	}
 	generation := uint64(0)
 	if s.used[n.id] {
@@ -133,7 +133,7 @@ func (s *Subsystem) insert(n *namespace) error {
 }
 
 func (s *Subsystem) missing(id uint32) error {
-	return fmt.Errorf("target: subsystem %s has no namespace %d", s.cfg.NQN, id)
+	return fmt.Errorf("subsystem %s has no namespace %d", s.cfg.NQN, id)
 }
 
 // RemoveNamespace takes a namespace away and tells connected hosts. Commands
@@ -170,7 +170,7 @@ func (s *Subsystem) ResizeNamespace(id uint32, size uint64) error {
 	}
 	err := func() error {
 		if size == 0 || size&(1<<n.blockShift-1) != 0 {
-			return fmt.Errorf("target: size %d is not a multiple of the block size %d", size, 1<<n.blockShift)
+			return fmt.Errorf("size %d is not a multiple of the block size %d", size, 1<<n.blockShift)
 		}
 		if err := n.store.resize(n.bytes, size); err != nil {
 			return err
@@ -231,7 +231,7 @@ func (s *Subsystem) direct(id uint32, off uint64, n int, f func(backend) error) 
 		return s.missing(id)
 	}
 	if off > ns.bytes || uint64(n) > ns.bytes-off {
-		return fmt.Errorf("target: %d bytes at %d lie outside namespace %d", n, off, id)
+		return fmt.Errorf("%d bytes at %d lie outside namespace %d", n, off, id)
 	}
 	return f(ns.store)
 }

@@ -89,18 +89,20 @@ func (c *Config) fill() error {
 	}
 	switch {
 	case c.QueueDepth < 2 || c.QueueDepth > 1024:
-		return fmt.Errorf("target: queue depth %d is not in 2 to 1024", c.QueueDepth)
+		return fmt.Errorf("queue depth %d is not in 2 to 1024", c.QueueDepth)
 	case c.IOQueues < 1 || c.IOQueues > 1024:
-		return fmt.Errorf("target: %d I/O queues is not in 1 to 1024", c.IOQueues)
+		return fmt.Errorf("%d I/O queues is not in 1 to 1024", c.IOQueues)
 	case c.InCapsule%16 != 0 || c.InCapsule > 1<<16:
-		return fmt.Errorf("target: in-capsule size %d is not a multiple of 16 up to 65536", c.InCapsule)
+		return fmt.Errorf("in-capsule size %d is not a multiple of 16 up to 65536", c.InCapsule)
 	case c.MDTS > maxMDTS:
-		return fmt.Errorf("target: MDTS %d is above %d", c.MDTS, maxMDTS)
+		return fmt.Errorf("MDTS %d is above %d", c.MDTS, maxMDTS)
 	case c.ReadDepth < 1 || c.ReadDepth > 255:
-		return fmt.Errorf("target: read depth %d is not in 1 to 255", c.ReadDepth)
+		return fmt.Errorf("read depth %d is not in 1 to 255", c.ReadDepth)
 	}
 	return nil
 }
+
+// Errors do not begin with "target:": the command that shows them does.
 
 // ErrClosed says that the target was closed.
 var ErrClosed = errors.New("target closed")
@@ -181,7 +183,7 @@ func (t *Target) ServePort(ctx context.Context, id uint16, l verbs.Listener) err
 			if ctx.Err() != nil {
 				return nil
 			}
-			return fmt.Errorf("target: accept on %v: %w", l.Addr(), err)
+			return fmt.Errorf("port %d: %w", p.id, err)
 		}
 		t.mu.Lock()
 		closed := t.closed
@@ -210,7 +212,7 @@ func (t *Target) addPort(id uint16, addr verbs.Addr) (*port, error) {
 	case t.closed:
 		return nil, ErrClosed
 	case id != 0 && taken(id):
-		return nil, fmt.Errorf("target: port %d is taken", id)
+		return nil, fmt.Errorf("port %d is taken", id)
 	case id == 0:
 		for id = 1; taken(id); id++ {
 		}
@@ -304,10 +306,10 @@ func (t *Target) Subsystem(nqn string) *Subsystem {
 // AddSubsystem makes a subsystem, which hosts can use at once.
 func (t *Target) AddSubsystem(c SubsystemConfig) (*Subsystem, error) {
 	if err := nvme.ValidateNQN(c.NQN); err != nil {
-		return nil, fmt.Errorf("target: subsystem: %w", err)
+		return nil, fmt.Errorf("subsystem: %w", err)
 	}
 	if c.NQN == nvme.DiscoveryNQN {
-		return nil, errors.New("target: the discovery service is always there")
+		return nil, errors.New("the discovery service is always there")
 	}
 	s := newSubsystem(t, c)
 	t.mu.Lock()
@@ -321,7 +323,7 @@ func (t *Target) AddSubsystem(c SubsystemConfig) (*Subsystem, error) {
 	case closed:
 		return nil, ErrClosed
 	case taken:
-		return nil, fmt.Errorf("target: subsystem %s is there already", c.NQN)
+		return nil, fmt.Errorf("subsystem %s is there already", c.NQN)
 	}
 	t.discoveryChanged()
 	return s, nil
@@ -335,7 +337,7 @@ func (t *Target) RemoveSubsystem(nqn string) error {
 	delete(t.subsystems, nqn)
 	t.mu.Unlock()
 	if s == nil {
-		return fmt.Errorf("target: no subsystem %s", nqn)
+		return fmt.Errorf("no subsystem %s", nqn)
 	}
 	s.removed.Store(true)
 	t.killAll(func(q *queue) bool { return q.subsystem.Load() == s }, errors.New("subsystem removed"))

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -432,5 +433,21 @@ func TestFlowControlOff(t *testing.T) {
 	})
 	if cqe.SQHD() != 0xFFFF {
 		t.Errorf("flow control was not switched off: head %#x", cqe.SQHD())
+	}
+}
+
+// TestErrorsSayItOnce: what a user did wrong is named once, and the package leaves its own name to the command.
+func TestErrorsSayItOnce(t *testing.T) {
+	s := newBed(t, target.Config{}).subsystem()
+	empty := filepath.Join(t.TempDir(), "disk")
+	for _, c := range []target.NamespaceConfig{
+		{File: filepath.Join(empty, "missing")}, // a folder that is not there
+		{File: empty},                           // nothing in it, and no size
+		{File: "/proc/version", ReadOnly: true}, // it cannot be sought in
+	} {
+		_, err := s.AddNamespace(c)
+		if err == nil || strings.HasPrefix(err.Error(), "target:") || strings.Count(err.Error(), c.File) != 1 {
+			t.Errorf("%s: %v", c.File, err)
+		}
 	}
 }

@@ -3,7 +3,6 @@ package iwarp
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 
 	"farblk/transport/verbs"
@@ -63,7 +62,7 @@ func (c *conn) Accept(ctx context.Context, p verbs.ConnParams) error {
 	}
 	if err != nil {
 		tcp.Close()
-		return c.ended(ctx, fmt.Errorf("accept: %w", socketError(err)))
+		return c.ended(ctx, socketError(err))
 	}
 	return nil
 }
