@@ -3,6 +3,7 @@ package target_test
 import (
 	"bytes"
 	"errors"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -96,15 +97,7 @@ func TestCaseH34NamespaceEvents(t *testing.T) {
 				t.Errorf("old data after shrinking and growing, %v", err)
 			}
 
-			ids := func() nvme.NamespaceIDs {
-				p, err := h.admin.identify(nvme.CNSNamespaceDescriptors, 2)
-				d, _ := nvme.ParseNamespaceIDs(p)
-				if err != nil || d.UUID.IsZero() || d.NGUID.IsZero() {
-					t.Fatalf("%+v, %v", d, err)
-				}
-				return d
-			}
-			before := ids()
+			before := h.identity(t, 2)
 			if err := s.RemoveNamespace(2); err != nil {
 				t.Fatal(err)
 			}
@@ -116,10 +109,50 @@ func TestCaseH34NamespaceEvents(t *testing.T) {
 			if id, err := s.AddNamespace(target.NamespaceConfig{Size: 4 << 20}); err != nil || id != 2 {
 				t.Fatal(id, err)
 			}
-			if d := ids(); d.UUID == before.UUID || d.NGUID == before.NGUID {
+			if d := h.identity(t, 2); d.UUID == before.UUID || d.NGUID == before.NGUID {
 				t.Errorf("another namespace is identified as the one that was removed: %+v", d)
 			}
 		})
+	}
+}
+
+// identity is what a host knows a namespace by again.
+func (h *host) identity(t *testing.T, nsid uint32) nvme.NamespaceIDs {
+	t.Helper()
+	p, err := h.admin.identify(nvme.CNSNamespaceDescriptors, nsid)
+	d, _ := nvme.ParseNamespaceIDs(p)
+	if err != nil || d.UUID.IsZero() || d.NGUID.IsZero() {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	return d
+}
+
+// TestCaseH24RestartedTarget: hosts know a file again after a restart, but take neither new memory nor a file made
+// anew for what they wrote to.
+func TestCaseH24RestartedTarget(t *testing.T) {
+	start := func(c target.NamespaceConfig) nvme.NamespaceIDs {
+		b := newBed(t, target.Config{})
+		b.subsystem(c)
+		return connectHost(t, b.addr, subNQN, 0, 0, 0).identity(t, 1)
+	}
+	memory := target.NamespaceConfig{Size: 1 << 20}
+	if a, b := start(memory), start(memory); a.UUID == b.UUID || a.NGUID == b.NGUID {
+		t.Errorf("memory passes for what is gone: %+v", b)
+	}
+	memory.UUID, memory.NGUID = nvme.UUID{1}, nvme.NGUID{2}
+	if d := start(memory); d.UUID != memory.UUID || d.NGUID != memory.NGUID {
+		t.Errorf("identity %+v is not the one that was given", d)
+	}
+	file := target.NamespaceConfig{Size: 1 << 20, File: filepath.Join(t.TempDir(), "disk")}
+	first := start(file)
+	if d := start(file); d != first {
+		t.Errorf("a file is not known again: %+v, %+v", d, first)
+	}
+	if err := os.Remove(file.File); err != nil {
+		t.Fatal(err)
+	}
+	if d := start(file); d.UUID == first.UUID || d.NGUID == first.NGUID {
+		t.Errorf("a file that was made anew passes for the old one: %+v", d)
 	}
 }
 

@@ -1,6 +1,7 @@
 package target
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -25,8 +26,9 @@ type NamespaceConfig struct {
 	ReadOnly bool
 	// ANAGroup is 1 to 16; 0 means 1.
 	ANAGroup uint32
-	// Identity. What is not set is derived from the subsystem's NQN and the ID,
-	// so that it stays the same over restarts.
+	// Identity: what hosts know the namespace by again. What is not set is made up:
+	// for memory anew each time, as its content is new, and for a file such that it
+	// stays the same over restarts, for as long as it is the same file.
 	UUID  nvme.UUID
 	NGUID nvme.NGUID
 	EUI64 nvme.EUI64
@@ -60,8 +62,9 @@ type namespace struct {
 	nguid      nvme.NGUID
 	eui64      nvme.EUI64
 	store      backend
-	refs       int  // queues that hold a view
-	removed    bool // close the backend when refs is 0
+	lasting    []byte // what tells the store from others; nil: it is new each time
+	refs       int    // queues that hold a view
+	removed    bool   // close the backend when refs is 0
 }
 
 func (c *NamespaceConfig) check() error {
@@ -107,6 +110,10 @@ func (c *NamespaceConfig) open() (*namespace, error) {
 		return nil, err
 	}
 	n.store, n.bytes = f, size&^(uint64(c.BlockSize)-1)
+	if n.lasting, err = f.identity(c.File); err != nil {
+		f.close()
+		return nil, err
+	}
 	if n.bytes == 0 {
 		f.close()
 		return nil, fmt.Errorf("%s has no room for a block; give a size", c.File)
@@ -114,21 +121,26 @@ func (c *NamespaceConfig) open() (*namespace, error) {
 	return n, nil
 }
 
-// identify fills in what the configuration left open. A subsystem's first namespace with an ID is always the same one
-// to hosts, so that a target may be restarted; those after it, of another generation, are others.
-func (n *namespace) identify(nqn string, generation uint64) {
-	name := binary.LittleEndian.AppendUint32([]byte(nqn+"\x00"), n.id)
-	if generation > 0 {
-		name = binary.LittleEndian.AppendUint64(name, generation)
+// identify fills in what the configuration left open. A host that finds another
+// identity under an ID stops using it: a restarted target must not pass for the
+// old one when its data is gone.
+func (n *namespace) identify(nqn string) {
+	var id [sha256.Size]byte
+	version := byte(4) // of the UUID, RFC 9562: random
+	if n.lasting == nil {
+		_, _ = rand.Read(id[:]) // never fails
+	} else {
+		version = 8 // an application's own
+		name := binary.LittleEndian.AppendUint32([]byte(nqn+"\x00"), n.id)
+		id = sha256.Sum256(append(name, n.lasting...))
 	}
-	h := sha256.Sum256(name)
 	if n.uuid.IsZero() {
-		copy(n.uuid[:], h[:16])
-		n.uuid[6] = n.uuid[6]&0x0F | 0x80 // version 8 and the variant of RFC 9562
-		n.uuid[8] = n.uuid[8]&0x3F | 0x80
+		copy(n.uuid[:], id[:16])
+		n.uuid[6] = n.uuid[6]&0x0F | version<<4
+		n.uuid[8] = n.uuid[8]&0x3F | 0x80 // RFC 9562's variant
 	}
 	if n.nguid.IsZero() {
-		copy(n.nguid[:], h[16:])
+		copy(n.nguid[:], id[16:])
 	}
 }
 

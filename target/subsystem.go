@@ -32,8 +32,7 @@ type Subsystem struct {
 	mu         sync.Mutex
 	hosts      []string
 	namespaces map[uint32]*namespace
-	used       map[uint32]bool // IDs that some namespace had already
-	leaving    []*namespace    // removed, but some queue still holds a view
+	leaving    []*namespace // removed, but some queue still holds a view
 	ana        map[anaKey]nvme.ANAState
 	anaCount   uint64
 	old        Stats // of queues that have ended
@@ -54,8 +53,8 @@ func newSubsystem(t *Target, c SubsystemConfig) *Subsystem {
 	}
 	s := &Subsystem{
 		t: t, cfg: c, hosts: slices.Clone(c.Hosts),
-		namespaces: make(map[uint32]*namespace), used: make(map[uint32]bool),
-		ana: make(map[anaKey]nvme.ANAState),
+		namespaces: make(map[uint32]*namespace),
+		ana:        make(map[anaKey]nvme.ANAState),
 	}
 	s.changes.Store(1)
 	return s
@@ -122,12 +121,8 @@ func (s *Subsystem) insert(n *namespace) error {
 	if s.namespaces[n.id] != nil {
 		return fmt.Errorf("subsystem %s has a namespace %d already", s.cfg.NQN, n.id)
 	}
-	generation := uint64(0)
-	if s.used[n.id] {
-		generation = s.changes.Load() // moves with every removal
-	}
-	n.identify(s.cfg.NQN, generation)
-	s.namespaces[n.id], s.used[n.id] = n, true
+	n.identify(s.cfg.NQN)
+	s.namespaces[n.id] = n
 	s.changes.Add(1)
 	return nil
 }
