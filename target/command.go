@@ -16,6 +16,8 @@ type command struct {
 	run   run // bounce memory of its data
 	size  int // bytes of data
 	then  func(*queue, *command, []byte)
+
+	stores []backend // to be synced before it ends
 }
 
 // lent is bounce memory that an RDMA WRITE reads from until its number is done.
@@ -39,7 +41,7 @@ func (q *queue) inCapsule(cmd *command, n int) []byte {
 // received takes a command that arrived in slot.
 func (q *queue) received(slot uint16, bytes int) {
 	cmd := &q.cmds[slot]
-	*cmd = command{slot: slot, data: bytes - nvme.CommandSize}
+	*cmd = command{slot: slot, data: bytes - nvme.CommandSize, stores: cmd.stores[:0]}
 	if cmd.data < 0 {
 		clear(q.capsules.mem[int(slot)*q.stride+bytes : int(slot)*q.stride+nvme.CommandSize])
 		cmd.data = 0

@@ -137,14 +137,11 @@ func (q *queue) endWrite(cmd *command, c *nvme.Command, s nvme.StatusCode) {
 	if c.FUA() {
 		q.stats.fua.Add(1)
 		if s.OK() {
-			s = q.writeStatus(cmd.view.store.sync())
+			q.sync(cmd, cmd.view)
+			return
 		}
 	}
-	if s.OK() {
-		q.stats.writes.Add(1)
-		q.stats.writeBytes.Add(uint64(cmd.size))
-	}
-	q.respond(cmd, 0, s)
+	q.settle(cmd, s)
 }
 
 func (q *queue) writeStatus(err error) nvme.StatusCode {
@@ -164,28 +161,29 @@ func (q *queue) storeFailed(err error, s nvme.StatusCode) nvme.StatusCode {
 }
 
 func (q *queue) flushNamespaces(cmd *command, c *nvme.Command) bool {
-	if c.NSID() == nvme.AllNamespaces {
-		s := nvme.StatusSuccess
-		for _, v := range q.views {
-			if v == nil {
-				continue
-			}
-			if s = v.status; s == 0 {
-				s = q.writeStatus(v.store.sync())
-			}
-			if s != 0 {
-				break
-			}
+	if c.NSID() != nvme.AllNamespaces {
+		v, s := q.view(c.NSID())
+		if s != 0 {
+			return q.fail(cmd, s)
 		}
 		q.stats.flushes.Add(1)
-		return q.complete(cmd, 0, s)
+		q.reserved++
+		q.sync(cmd, v)
+		return true
 	}
-	v, s := q.view(c.NSID())
-	if s == 0 {
-		s = q.writeStatus(v.store.sync())
-		q.stats.flushes.Add(1)
+	q.stats.flushes.Add(1)
+	for _, v := range q.views {
+		switch {
+		case v == nil:
+		case v.status != 0:
+			return q.fail(cmd, v.status)
+		case v.syncs:
+			cmd.stores = append(cmd.stores, v.store)
+		}
 	}
-	return q.complete(cmd, 0, s)
+	q.reserved++
+	q.syncStores(cmd)
+	return true
 }
 
 func (q *queue) writeZeroes(cmd *command, c *nvme.Command) bool {
@@ -193,13 +191,13 @@ func (q *queue) writeZeroes(cmd *command, c *nvme.Command) bool {
 	if s == 0 {
 		s = q.writeStatus(cmd.view.store.zero(off, n))
 	}
+	q.reserved++
 	if s == 0 && c.FUA() {
-		s = q.writeStatus(cmd.view.store.sync())
+		q.sync(cmd, cmd.view)
+	} else {
+		q.settle(cmd, s)
 	}
-	if s == 0 {
-		q.stats.zeroes.Add(1)
-	}
-	return q.complete(cmd, 0, s)
+	return true
 }
 
 func (q *queue) startDataset(cmd *command, c *nvme.Command) bool {

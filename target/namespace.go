@@ -45,7 +45,7 @@ type backend interface {
 	readAt(p []byte, off uint64) error
 	writeAt(p []byte, off uint64) error
 	zero(off, n uint64) error
-	sync() error
+	sync() error // makes it durable, which may take long
 	resize(old, size uint64) error
 	close() error
 }

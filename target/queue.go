@@ -52,6 +52,10 @@ type queue struct {
 	waiting                  []uint16
 	lent                     []lent
 
+	unsynced []*command     // wait for syncAside
+	syncing  bool           // it runs
+	aside    sync.WaitGroup // of it
+
 	sqhd, sqsize uint16
 	noFlow       bool // SQ flow control is off
 
@@ -296,6 +300,7 @@ func (q *queue) cause() error {
 
 // finish takes the ended queue out of the target and frees what it has.
 func (q *queue) finish() {
+	q.aside.Wait()
 	q.leave()
 	t := q.t
 	t.mu.Lock()

@@ -12,13 +12,15 @@
 // behind it in the same chain, a Write is an RDMA READ straight into it.
 // Namespaces in files go through registered buffers of the queue, and so do
 // Reads over software iWARP, whose checksums cover memory that must not change
-// before it is sent. Nothing is allocated for a command.
+// before it is sent. Nothing is allocated for a command. Only what has to become
+// durable in a file is synced aside, by a goroutine that lives for as long as some
+// command of the queue waits for it.
 //
 // # Locks
 //
 // Each queue's lock guards its queue pair and records; its goroutine holds it
 // while it works and lets go while it waits, so that others can complete an
-// asynchronous event or end the queue in between. Order:
+// asynchronous event, a synced command, or end the queue in between. Order:
 //
 //	admin queue -> I/O queue -> Target.mu -> Subsystem.mu -> Target.domMu -> domain.mu
 package target

@@ -12,6 +12,7 @@ type nsView struct {
 	blocks     uint64
 	blockShift uint8
 	readOnly   bool
+	syncs      bool            // the store has something to make durable
 	status     nvme.StatusCode // not 0: the ANA state forbids I/O
 	pieces     []piece         // of a namespace in memory
 }
@@ -42,7 +43,9 @@ func (q *queue) refresh() {
 			store: n.store, blocks: n.blocks(), blockShift: n.blockShift, readOnly: n.readOnly,
 			status: anaStatus(s.anaState(q.port.id, n.group)),
 		}
-		if m, ok := n.store.(*memory); ok {
+		m, inMemory := n.store.(*memory)
+		v.syncs = !inMemory
+		if inMemory {
 			for _, e := range m.extents() {
 				mr, err := q.dom.region(e)
 				if err != nil {

@@ -1,0 +1,96 @@
+package target_test
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+	"testing"
+
+	"farblk/host/nvme"
+	"farblk/target"
+
+	"golang.org/x/sys/unix"
+)
+
+// slowSyncs is a host's queue on a file whose syncs wait for the test.
+func slowSyncs(t *testing.T) (*bed, *client, *target.SyncGate) {
+	t.Helper()
+	b := newBed(t, target.Config{})
+	s := b.subsystem(target.NamespaceConfig{Size: 1 << 20, File: filepath.Join(t.TempDir(), "disk")})
+	gate := s.GateSyncs(1)
+	return b, connectHost(t, b.addr, subNQN, 1, 32, 0).io[0], gate
+}
+
+func (c *client) sendFlush() uint16 {
+	var cmd nvme.Command
+	cmd.FillFlush(1)
+	return c.send(cmd, nil)
+}
+
+// TestSyncAside: while a Flush waits for the disk the queue's other commands go on, and all that has to be made
+// durable meanwhile is with one sync.
+func TestSyncAside(t *testing.T) {
+	_, q, gate := slowSyncs(t)
+	want := random(4096)
+	first := q.sendFlush()
+	<-gate.Began
+	for range 3 * q.depth {
+		if err := q.write(1, 0, want, false, false); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := q.read(1, 0, len(want)); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("data differ, %v", err)
+		}
+	}
+	var fua, zeroes nvme.Command
+	fua.FillWrite(1, 8, 8, true)
+	fua.SetSGL(nvme.InCapsuleSGL(uint32(len(want))))
+	zeroes.FillWriteZeroes(1, 0, 1, true, true)
+	waiting := []uint16{q.send(fua, want), q.send(zeroes, nil), q.sendFlush()}
+	if _, err := q.read(1, 0, 512); err != nil { // the three have been begun before it
+		t.Fatal(err)
+	}
+	for _, id := range append(waiting, first) {
+		if len(q.done[id]) > 0 {
+			t.Errorf("command %d ended before the data was durable", id)
+		}
+	}
+	gate.End <- nil
+	if cqe, err := q.await(first); err != nil || !cqe.Status().OK() {
+		t.Errorf("flush: %v, %v", cqe.Status(), err)
+	}
+	<-gate.Began
+	gate.End <- unix.EIO
+	for _, id := range waiting {
+		if cqe, err := q.await(id); err != nil || cqe.Status().Code() != nvme.StatusWriteFault {
+			t.Errorf("data that did not become durable: %v, %v", cqe.Status(), err)
+		}
+	}
+	if got, err := q.read(1, 0, 8192); err != nil || !bytes.Equal(got[512:], append(want[512:4096:4096], want...)) || got[0] != 0 {
+		t.Errorf("data differ, %v", err)
+	}
+}
+
+// TestCloseWaitsForSync: a store stays open until a sync that has begun is over.
+func TestCloseWaitsForSync(t *testing.T) {
+	b, q, gate := slowSyncs(t)
+	q.sendFlush()
+	<-gate.Began
+	closed := make(chan error, 1)
+	go func() { closed <- b.target.Close() }()
+	if _, err := q.awaitFor(0xFFFF, limit); !errors.Is(err, errLost) {
+		t.Errorf("a target that closes: %v", err)
+	}
+	select {
+	case <-gate.Closed:
+		t.Error("the store was closed during a sync")
+	case err := <-closed:
+		t.Errorf("the target was closed during a sync: %v", err)
+	default:
+	}
+	gate.End <- nil
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	<-gate.Closed
+}
