@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -235,31 +234,21 @@ func (c *Controller) rescan(ctx context.Context, a *association) error {
 	return c.scan(ctx, a)
 }
 
-// anaStates reads the ANA log (Base 5.16.1.13), groups only: the state of each group. The header says how much
-// of it there is; a target may refuse to be asked for more, or ignore the offset of a second piece.
+// anaStates is the state of each group in the ANA log. It is read without the namespaces, and in no larger pieces than
+// the memory that admin commands have of their own holds: a reconnect must not wait for a buffer of the pool.
 func (a *association) anaStates(ctx context.Context) (map[uint32]nvme.ANAState, error) {
-	buf := make([]byte, adminSlotSize)
-	read := func(off int) error {
+	log, missing, err := ReadANALog(adminSlotSize, func(off uint64, buf []byte) error {
 		var cmd nvme.Command
-		cmd.FillGetLogPage(nvme.LogANA, nvme.AllNamespaces, uint64(off), uint32(min(len(buf)-off, adminSlotSize)), false)
+		cmd.FillGetLogPage(nvme.LogANA, nvme.AllNamespaces, off, uint32(len(buf)), false)
 		cmd.SetLogSpecific(nvme.ANAGroupsOnly)
-		_, err := a.call(ctx, &cmd, buf[off:], transport.ToHost)
+		_, err := a.call(ctx, &cmd, buf, transport.ToHost)
 		return err
-	}
-	err := read(0)
-	if err == nil {
-		groups := int(binary.LittleEndian.Uint16(buf[8:]))
-		for off := len(buf); err == nil && off < nvme.LogANAHeaderSize+groups*nvme.LogANAGroupSize; off += adminSlotSize {
-			buf = append(buf, make([]byte, min(nvme.LogANAHeaderSize+groups*nvme.LogANAGroupSize-off, adminSlotSize))...)
-			err = read(off)
-		}
-	}
+	})
 	if err != nil {
 		return nil, fmt.Errorf("reading the ANA log: %w", err)
 	}
-	log, err := nvme.ParseANALog(buf)
-	if err != nil {
-		return nil, err
+	if missing > 0 {
+		a.cfg.Logger.Warn("the controller gives only the first groups of its ANA log", "groups", len(log.Groups), "missing", missing)
 	}
 	states := make(map[uint32]nvme.ANAState, len(log.Groups))
 	for _, g := range log.Groups {

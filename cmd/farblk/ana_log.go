@@ -5,6 +5,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"farblk/cmd/internal/session"
+	"farblk/host"
 	"farblk/host/nvme"
 )
 
@@ -27,15 +29,12 @@ func anaLogCommand() *cli.Command {
 			if !id.SupportsANA() {
 				return fmt.Errorf("%s does not report asymmetric namespace access", d.Name)
 			}
-			// The most that a log without untrue counts can have.
-			size := min(nvme.LogANAHeaderSize+uint64(id.NANAGRPID)*nvme.LogANAGroupSize+uint64(max(id.NN, id.MNAN))*4, 1<<20)
-			b, err := d.log(nvme.LogANA, nvme.AllNamespaces, int(size&^3))
+			log, missing, err := d.anaLog()
 			if err != nil {
 				return err
 			}
-			log, err := nvme.ParseANALog(b)
-			if err != nil {
-				return err
+			if missing > 0 {
+				fmt.Fprintf(c.App.ErrWriter, "farblk ana-log: %s more could not be read: the controller gives only the beginning of its log\n", countOf(missing, "group"))
 			}
 			if d.asJSON {
 				groups := []map[string]any{}
@@ -46,11 +45,26 @@ func anaLogCommand() *cli.Command {
 				}
 				return printJSON(c.App.Writer, map[string]any{"chgcnt": log.ChangeCount, "ngrps": len(log.Groups), "ANA groups": groups})
 			}
-			fmt.Fprintf(c.App.Writer, "Asymmetric Namespace Access Log for %s: change count %d, %d groups\n", d.Name, log.ChangeCount, len(log.Groups))
+			fmt.Fprintf(c.App.Writer, "Asymmetric Namespace Access Log for %s: change count %d, %s\n", d.Name, log.ChangeCount, countOf(len(log.Groups), "group"))
 			for _, g := range log.Groups {
 				fmt.Fprintf(c.App.Writer, "group %d: %s, change count %d, namespaces %v\n", g.ID, g.State, g.ChangeCount, g.NSIDs)
 			}
 			return nil
 		},
 	}
+}
+
+// anaLog reads the log, with each group's namespaces; missing is how many groups could not be read.
+func (d *device) anaLog() (log nvme.ANALog, missing int, err error) {
+	most := session.MaxAdminData
+	if d.MaxTransfer > 0 {
+		most = int(min(d.MaxTransfer, session.MaxAdminData))
+	}
+	return host.ReadANALog(most, func(off uint64, buf []byte) error {
+		var cmd nvme.Command
+		cmd.FillGetLogPage(nvme.LogANA, nvme.AllNamespaces, off, uint32(len(buf)), true)
+		b, err := d.admin(&cmd, len(buf))
+		copy(buf, b)
+		return err
+	})
 }

@@ -74,3 +74,11 @@ func formatSize(n int64) string {
 	}
 	return strings.TrimSuffix(strings.TrimSuffix(fmt.Sprintf("%.2f", f), "0"), ".0") + " " + "KMGTP"[i:i+1] + "iB"
 }
+
+// countOf is "1 queue", "2 queues".
+func countOf(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprint(n, " ", what)
+}

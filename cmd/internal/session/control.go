@@ -97,7 +97,8 @@ type errorBody struct {
 	Busy  bool   `json:"busy,omitempty"`
 }
 
-const maxAdminData = 1 << 20
+// MaxAdminData bounds AdminRequest.Length.
+const MaxAdminData = 1 << 20
 
 // listen opens the control socket, for the owner alone.
 func (f *Folder) listen() (net.Listener, error) {
@@ -181,8 +182,8 @@ func (s *session) admin(ctx context.Context, q AdminRequest) (*AdminResponse, er
 	default:
 		return nil, fmt.Errorf("admin command %#02x is not let through", uint8(q.Opcode))
 	}
-	if q.Length < 0 || q.Length > maxAdminData {
-		return nil, fmt.Errorf("%d bytes of data: at most %d are let through", q.Length, maxAdminData)
+	if q.Length < 0 || q.Length > MaxAdminData {
+		return nil, fmt.Errorf("%d bytes of data: at most %d are let through", q.Length, MaxAdminData)
 	}
 	c := s.controller()
 	if c == nil {
