@@ -52,17 +52,22 @@ func openStateDir() (*session.StateDir, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &session.StateDir{Path: path, RemoveLeftover: func(l session.Leftover, force bool) error {
-		switch l.Kind {
-		case session.KindFUSE:
-			return unmountStale(l.Path)
-		case session.KindNBD:
-			return detachStale(l.Path, force)
-		case session.KindNBDUnix:
-			removeStaleSocket(l.Path)
-		}
-		return nil
+	return &session.StateDir{Path: path, RemoveLeftover: removeLeftover, Crashed: func(name, log string) {
+		fmt.Fprintf(os.Stderr, "farblk: %s had died: its log is kept as %s\n", name, log)
 	}}, nil
+}
+
+// removeLeftover clears away one thing that an export of a dead session has left.
+func removeLeftover(l session.Leftover, force bool) error {
+	switch l.Kind {
+	case session.KindFUSE:
+		return unmountStale(l.Path)
+	case session.KindNBD:
+		return detachStale(l.Path, force)
+	case session.KindNBDUnix:
+		removeStaleSocket(l.Path)
+	}
+	return nil
 }
 
 // defaultExport is how namespaces are exported when nothing is asked for: as kernel block devices where that is

@@ -61,7 +61,8 @@ func (d *StateDir) List() ([]Status, error) {
 func crashed(e Entry) Status {
 	s := Status{
 		Name: e.Name, State: Crashed, Config: e.Config, Address: e.Config.Address().String(),
-		Error: "its process died while its devices were in use: connect again in the same way to go on, or disconnect it with --force",
+		Error: "its process died while its devices were in use: connect again in the same way to go on, or disconnect it with --force; " +
+			"its log is " + filepath.Join(e.Path, "log"),
 	}
 	for _, l := range readLeftovers(e.Path) {
 		s.Namespaces = append(s.Namespaces, NamespaceStatus{
@@ -200,10 +201,9 @@ func (d *StateDir) clear(name string, force bool) error {
 	if err := d.removeLeftovers(path, force); err != nil {
 		return err
 	}
-	if err := d.noteCrash(path); err != nil && !force {
+	if err := d.bury(path, force); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	removeFolder(path)
 	return nil
 }
 

@@ -5,7 +5,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
+)
+
+// keptLogs is how many logs of sessions that died are kept, and crashLog what their names begin with.
+const (
+	keptLogs = 4
+	crashLog = "crash-"
 )
 
 // crash notes that a session died, when nothing else of it is left: the controller may go on with what it had sent
@@ -43,4 +50,41 @@ func (d *StateDir) forgetCrashes() {
 	if len(d.crashes(time.Now())) == 0 {
 		_ = os.Remove(d.crashFile())
 	}
+}
+
+// bury removes the folder of a session that died and left nothing else, when the crash is noted and the log in a safe
+// place. The directory is locked.
+func (d *StateDir) bury(folder string, force bool) error {
+	if err := d.noteCrash(folder); err != nil && !force {
+		return err
+	}
+	d.tellCrash(folder)
+	removeFolder(folder)
+	return nil
+}
+
+// tellCrash puts the log of a session that died in a safe place and says where that is.
+func (d *StateDir) tellCrash(folder string) {
+	if log := d.keepLog(folder); log != "" && d.Crashed != nil {
+		d.Crashed(filepath.Base(folder), log)
+	}
+}
+
+// keepLog moves the log of a session that died from its folder to the state directory, removes the oldest of those that
+// are kept there, and returns its new path: "" if there is none. It is named after the last time it was written to.
+func (d *StateDir) keepLog(folder string) string {
+	st, err := os.Stat(filepath.Join(folder, "log"))
+	if err != nil || st.Size() == 0 {
+		return ""
+	}
+	path := filepath.Join(d.Path, crashLog+st.ModTime().UTC().Format("20060102T150405Z")+"-"+filepath.Base(folder)+".log")
+	if os.Rename(filepath.Join(folder, "log"), path) != nil {
+		return ""
+	}
+	all, _ := os.ReadDir(d.Path)
+	all = slices.DeleteFunc(all, func(e os.DirEntry) bool { return !strings.HasPrefix(e.Name(), crashLog) })
+	for i := range len(all) - keptLogs {
+		_ = os.Remove(filepath.Join(d.Path, all[i].Name()))
+	}
+	return path
 }

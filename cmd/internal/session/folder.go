@@ -24,6 +24,8 @@ type StateDir struct {
 	// where there is nothing left, and must leave alone what belongs to somebody who lives. What is still in use,
 	// and could be served again, it leaves alone and says so (*BusyError), but for force.
 	RemoveLeftover func(l Leftover, force bool) error
+	// Crashed, if not nil, is told of each session that is found dead, and where its log is kept from now on.
+	Crashed func(name, log string)
 }
 
 // DefaultPath is the state directory's: FARBLK_STATE_DIR, /run/farblk for root, else farblk in XDG_RUNTIME_DIR.
@@ -90,6 +92,7 @@ func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 			c.Name, f.Path = e.Name, e.Path
 			c.TakeOver = readLeftovers(e.Path)
 			c.HoldWrites = e.Config.grace()
+			d.tellCrash(e.Path)
 		}
 	}
 	now := time.Now()
@@ -221,8 +224,8 @@ func alive(path string) bool {
 	return errors.Is(unix.Flock(int(l.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// Sweep removes the folders of sessions that died, with the mounts and devices that they left and nobody uses. It
-// gives up at once when another process is at it.
+// Sweep removes the folders of sessions that died, with the mounts and devices that they left and nobody uses, but for
+// the last few logs. It gives up at once when another process is at it.
 func (d *StateDir) Sweep() {
 	unlock, err := lockDir(d.Path, 0)
 	if err != nil {
@@ -236,8 +239,8 @@ func (d *StateDir) Sweep() {
 func (d *StateDir) sweep() {
 	entries, _ := d.Scan()
 	for _, e := range entries {
-		if !e.Alive && d.removeLeftovers(e.Path, false) == nil && d.noteCrash(e.Path) == nil {
-			removeFolder(e.Path)
+		if !e.Alive && d.removeLeftovers(e.Path, false) == nil {
+			_ = d.bury(e.Path, false) // else the next one tries
 		}
 	}
 	d.forgetCrashes()

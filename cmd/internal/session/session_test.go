@@ -111,6 +111,39 @@ func TestCaseE17Leftovers(t *testing.T) {
 	}
 }
 
+// Why a session died can still be read when nothing else is left of it: of the last few. An orderly end leaves nothing.
+func TestCrashLogsAreKept(t *testing.T) {
+	d, _ := stateDir(t, nil)
+	told := map[string]string{}
+	d.Crashed = func(name, log string) { told[name] = log }
+	begin := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for i := range keptLogs + 2 {
+		f := create(t, d, config(), false)
+		if err := os.WriteFile(f.file("log"), []byte{byte(i)}, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(f.file("log"), begin, begin.Add(time.Duration(i)*time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		die(t, f)
+		if err := d.Disconnect(t.Context(), "farblk0", false); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(told["farblk0"]); err != nil || len(b) != 1 || b[0] != byte(i) {
+			t.Errorf("crash %d: told of %s: %v, %v", i, told, b, err)
+		}
+	}
+	kept, err := filepath.Glob(d.folder("crash-*"))
+	if err != nil || len(kept) != keptLogs || filepath.Base(kept[0]) != "crash-20260102T030605Z-farblk0.log" || kept[keptLogs-1] != told["farblk0"] {
+		t.Error(kept, err)
+	}
+	clear(told)
+	create(t, d, config(), false).Remove()
+	if err := d.Disconnect(t.Context(), "farblk0", false); err != nil || len(told) > 0 {
+		t.Error(told, err)
+	}
+}
+
 // What a dead session had sent may be executed after its last trace was swept away: its connection's next writes wait
 // all the same, as long as the dead one's keep-alive demands, and nobody else's do.
 func TestCaseH25CrashRemembered(t *testing.T) {

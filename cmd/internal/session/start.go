@@ -107,6 +107,9 @@ func (f *Folder) reap(cmd *exec.Cmd) *os.ProcessState {
 	if _, err := os.Stat(f.Path); err == nil {
 		words := f.lastWords() // read before the log goes
 		if f.dir.removeLeftovers(f.Path, false) == nil {
+			if kept := f.dir.keepLog(f.Path); kept != "" && words != "" {
+				words += " (its log is " + kept + ")"
+			}
 			removeFolder(f.Path)
 		}
 		f.words = words
