@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -21,7 +22,7 @@ import (
 type Pool struct {
 	region  []byte
 	base    uintptr
-	collect chan struct{}
+	collect chan struct{} // holds an element while somebody has the right to collect
 
 	mu      sync.Mutex
 	free    [numOrders][]uint32 // page numbers of free blocks, by order; a stack, allocated in full at once
@@ -30,11 +31,14 @@ type Pool struct {
 	leased  int                 // bytes
 	waiters []*waiter
 	closed  bool
+
+	collectors []*waiter // who waits for collect, the first first
 }
 
 type waiter struct {
 	order int
-	ready chan []byte
+	ready chan []byte // nil: for the right to collect
+	since time.Time
 }
 
 // Sizes of a pool.
@@ -90,17 +94,54 @@ func (p *Pool) Leased() int {
 	return p.leased
 }
 
-// Contended says whether somebody waits for a buffer: time to look at those who hold theirs for long.
-func (p *Pool) Contended() bool {
+// Waiting is how long somebody has waited for a buffer, or for Collect, up to now; 0 when nobody does. When it is long,
+// it is time to look at those who hold theirs for long.
+func (p *Pool) Waiting() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.waiters) > 0
+	var longest time.Duration
+	for _, line := range [][]*waiter{p.waiters, p.collectors} {
+		if len(line) > 0 {
+			longest = max(longest, time.Since(line[0].since))
+		}
+	}
+	return longest
 }
 
-// Collect is the right to wait for a buffer while holding another that is not given back before: who sent to the
-// channel has it, and receives from it after the last buffer was leased or later. Without it two who want
-// several buffers could each hold half of the pool and wait for the other half.
-func (p *Pool) Collect() chan struct{} { return p.collect }
+// TryCollect takes the right to wait for a buffer while holding another that is not given back before, and says
+// whether it got it. Without that right two who want several buffers could each hold half of the pool and wait for
+// the other half. It is to be given back with EndCollect, after the last buffer was leased or later.
+func (p *Pool) TryCollect() bool {
+	select {
+	case p.collect <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// Collect waits for what TryCollect takes. The error is ctx's.
+func (p *Pool) Collect(ctx context.Context) error {
+	w := &waiter{since: time.Now()}
+	p.mu.Lock()
+	p.collectors = append(p.collectors, w)
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		i := slices.Index(p.collectors, w)
+		p.collectors = slices.Delete(p.collectors, i, i+1)
+		p.mu.Unlock()
+	}()
+	select {
+	case p.collect <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// EndCollect gives the right back.
+func (p *Pool) EndCollect() { <-p.collect }
 
 func orderOf(n int) int {
 	if n <= PageSize {
@@ -159,7 +200,7 @@ func (p *Pool) Lease(ctx context.Context, n int) ([]byte, error) {
 			return b[:n], nil
 		}
 	}
-	w := &waiter{order: o, ready: make(chan []byte, 1)}
+	w := &waiter{order: o, ready: make(chan []byte, 1), since: time.Now()}
 	p.waiters = append(p.waiters, w)
 	p.mu.Unlock()
 	select {

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 	"unsafe"
 
 	"farblk/blockdev"
@@ -138,6 +140,58 @@ func TestPoolWaiters(t *testing.T) {
 	if n := p.Leased(); n != 0 {
 		t.Errorf("%d bytes are lost", n)
 	}
+}
+
+// TestPoolWaiting measures how long the first in line waits, for a buffer and for the right to collect.
+func TestPoolWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(t, 1<<20)
+		if p.Waiting() != 0 {
+			t.Error("somebody waits in a new pool")
+		}
+		all := p.TryLease(blockdev.MaxLease)
+		ctx, cancel := context.WithCancel(context.Background())
+		for range 2 {
+			go func() {
+				if b, err := p.Lease(ctx, 1); err == nil {
+					p.Release(b)
+				}
+			}()
+			time.Sleep(time.Second)
+		}
+		if w := p.Waiting(); w != 2*time.Second {
+			t.Errorf("the first of two in line waits for %v", w)
+		}
+		p.Release(all)
+		synctest.Wait()
+		if w := p.Waiting(); w != 0 {
+			t.Errorf("all were served, and somebody waits for %v", w)
+		}
+		if !p.TryCollect() || p.TryCollect() {
+			t.Error("the right to collect is there once")
+		}
+		go func() {
+			if err := p.Collect(context.Background()); err != nil {
+				t.Error(err)
+			}
+		}()
+		gone := make(chan error, 1)
+		go func() { gone <- p.Collect(ctx) }()
+		time.Sleep(time.Second)
+		if w := p.Waiting(); w != time.Second {
+			t.Errorf("the right to collect is waited for %v", w)
+		}
+		cancel()
+		if err := <-gone; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		p.EndCollect()
+		synctest.Wait()
+		if w := p.Waiting(); w != 0 {
+			t.Errorf("the right was handed over, and somebody waits for %v", w)
+		}
+		p.EndCollect()
+	})
 }
 
 func TestPoolClose(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,6 +23,7 @@ const (
 	// the client's next request. A wake-up costs either side a switch of threads.
 	deviceSpin = time.Millisecond
 	clientSpin = 500 * time.Microsecond
+	spinLooks  = 64
 )
 
 // spinners is how many connections may wait by polling at one time.
@@ -52,13 +54,15 @@ type conn struct {
 
 	mu        sync.Mutex
 	free      taskList
-	replies   taskList // completed, not yet taken by a sender
-	awake     bool     // run will look at replies before it sleeps
-	sending   bool     // out has an owner
-	stopping  bool     // read no more requests
-	broken    error    // the socket failed, or the client broke the protocol: nothing more is sent
-	slotFreed *sync.Cond
-	total     int // tasks, free and in use
+	replies   taskList   // completed, not yet taken by a sender
+	awake     bool       // run will look at replies before it sleeps
+	sending   bool       // out has an owner
+	stopping  bool       // read no more requests
+	broken    error      // the socket failed, or the client broke the protocol: nothing more is sent
+	freed     *sync.Cond // a task; while wantsRoom, a Read's buffer
+	wantsRoom bool
+	total     int          // tasks, free and in use
+	taken     atomic.Int64 // bytes of buffers leased for Reads that were released: what receiver.borrowed counted
 
 	out       sender
 	writerDo  chan struct{} // hands out to the writer; closed when run is done
@@ -76,7 +80,7 @@ func newConn(s *Server, sock net.Conn, a agreed, number int) (*conn, error) {
 		ended: make(chan struct{}), writerDo: make(chan struct{}, 1), writerEnd: make(chan struct{}),
 		awake: true, total: queueDepthLimit,
 	}
-	c.slotFreed = sync.NewCond(&c.mu)
+	c.freed = sync.NewCond(&c.mu)
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	tasks := make([]task, queueDepthLimit)
 	done := c.partDone
@@ -121,9 +125,9 @@ func (c *conn) failLocked(err error) {
 // errStalled ends a connection that holds what others wait for.
 var errStalled = errors.New("the client stopped in the midst of a transfer while others wait for its buffer")
 
-// mayStall runs a transfer that waits for the client, again and again as long as nobody needs the buffers that
-// it holds. set is the socket's SetReadDeadline or SetWriteDeadline.
-func (c *conn) mayStall(set func(time.Time) error, transfer func() error) error {
+// mayStall runs a transfer that waits for the client, again and again as long as nobody needs the buffers that it
+// holds, since the time given. set is the socket's SetReadDeadline or SetWriteDeadline.
+func (c *conn) mayStall(since time.Time, set func(time.Time) error, transfer func() error) error {
 	deadline := func(t time.Time) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -132,8 +136,9 @@ func (c *conn) mayStall(set func(time.Time) error, transfer func() error) error 
 		}
 	}
 	defer deadline(time.Time{})
+	limit := c.srv.cfg.StallTimeout
 	for {
-		deadline(time.Now().Add(c.srv.cfg.StallTimeout))
+		deadline(time.Now().Add(limit / 4))
 		err := transfer()
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
@@ -144,7 +149,8 @@ func (c *conn) mayStall(set func(time.Time) error, transfer func() error) error 
 		if stopping {
 			return err
 		}
-		if c.pool.Contended() {
+		// Many wait for a moment where much is going on: only who waits for long needs this client's buffers.
+		if time.Since(since) >= limit && c.pool.Waiting() >= limit {
 			return errStalled
 		}
 	}
@@ -169,7 +175,7 @@ func (c *conn) run() error {
 	c.flush()
 	c.mu.Lock()
 	for c.free.n < c.total {
-		c.slotFreed.Wait()
+		c.freed.Wait()
 	}
 	err = c.broken
 	c.mu.Unlock()
@@ -284,7 +290,10 @@ func (c *conn) waitInput() error {
 		_, err := c.in.waitRead()
 		return err
 	}
-	return c.mayStall(c.sock.SetReadDeadline, func() error { _, err := c.in.waitRead(); return err })
+	if c.in.stalled.IsZero() {
+		c.in.stalled = time.Now()
+	}
+	return c.mayStall(c.in.stalled, c.sock.SetReadDeadline, func() error { _, err := c.in.waitRead(); return err })
 }
 
 // underWay says whether the device, or a reply, is waited for.
@@ -313,9 +322,10 @@ func (p *patience) learn(short bool) {
 	p.left = p.pass
 }
 
-// spin alternates between the socket and the device until something was read or completed, or limit is over.
+// spin alternates between the socket and the device until something was read or completed, or until limit is over
+// and it has looked spinLooks times: what a yield took, others have used, and what they did is looked at.
 func (c *conn) spin(limit time.Duration) (n int, completed bool, err error) {
-	for begin := time.Now(); ; {
+	for begin, looks := time.Now(), 0; looks < spinLooks || time.Since(begin) < limit; {
 		if n, err = c.in.tryRead(); n > 0 || err != nil {
 			return n, false, err
 		}
@@ -326,18 +336,17 @@ func (c *conn) spin(limit time.Duration) (n int, completed bool, err error) {
 			}
 			c.flush() // of what others completed
 			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-		}
-		if time.Since(begin) > limit {
-			return 0, false, nil
+			looks++
 		}
 	}
+	return 0, false, nil
 }
 
 // waitFor waits for what parse was short of.
 func (c *conn) waitFor(what want) error {
 	for n := c.queue.Poll(0); n > 0; n = c.queue.Poll(0) {
 		c.flush()
-		if what == wantSlot {
+		if what == wantSlot || what == wantRoom {
 			return nil // try again before anything else
 		}
 	}
@@ -348,7 +357,7 @@ func (c *conn) waitFor(what want) error {
 	case wantSlot:
 		c.mu.Lock()
 		for c.free.n == 0 {
-			c.slotFreed.Wait()
+			c.freed.Wait()
 		}
 		c.mu.Unlock()
 	case wantLease:
@@ -358,12 +367,18 @@ func (c *conn) waitFor(what want) error {
 		}
 		c.in.spare = b
 	case wantLarge:
-		select {
-		case c.pool.Collect() <- struct{}{}:
-			c.in.hasLarge = true
-		case <-c.ctx.Done():
-			return c.waitError(c.ctx.Err())
+		if err := c.pool.Collect(c.ctx); err != nil {
+			return c.waitError(err)
 		}
+		c.in.hasLarge = true
+	case wantRoom:
+		c.mu.Lock()
+		c.wantsRoom = true
+		for !c.hasRoom() {
+			c.freed.Wait()
+		}
+		c.wantsRoom = false
+		c.mu.Unlock()
 	}
 	return nil
 }

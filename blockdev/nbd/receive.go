@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,7 @@ const (
 	wantSlot              // a free task
 	wantLease             // a buffer of receiver.leaseSize bytes
 	wantLarge             // the pool's right to collect several buffers
+	wantRoom              // that the client takes some of what it asked for before
 )
 
 var errMagic = errors.New("bad magic number before a request")
@@ -38,11 +40,15 @@ type receiver struct {
 	// fill is the part of a Write that is being filled, and filled how far it is.
 	fill   *task
 	filled int
+	// stalled is when fill was first waited for; zero if it was not.
+	stalled time.Time
+	// borrowed counts the bytes of buffers that were ever leased for Reads.
+	borrowed int64
 	// skip is how many bytes of payload of a refused Write are to be read over; refused is the answer.
 	skip    int
 	refused *task
 
-	leaseSize int    // wantLease: how much
+	leaseSize int    // wantLease and wantRoom: how much
 	spare     []byte // what waiting for a lease gave
 	hasLarge  bool   // what waiting for the right gave
 
@@ -267,14 +273,28 @@ func (c *conn) submit(t *task) {
 	c.queue.Submit(&t.req)
 }
 
+// hasRoom says whether the client may have in.leaseSize more bytes leased for its Reads. What it asks for and does not
+// take stays leased, so at first it may have a buffer of the longest size, and more the more it has taken, up to its
+// share of the pool, which leaves one share to others. Who has nothing always has room.
+func (c *conn) hasRoom() bool {
+	taken := c.taken.Load()
+	owed := c.in.borrowed - taken
+	share := int64(c.pool.Size()) / (c.srv.transmitting.Load() + 1)
+	limit := max(blockdev.MaxLease, min(share, blockdev.MaxLease+taken/8))
+	return owed == 0 || owed+int64(c.in.leaseSize) <= limit
+}
+
 // part gives the next part of the command at hand, with a buffer, or says what is missing.
 func (in *receiver) part() (*task, want) {
 	c, h := in.c, in.head
 	n := min(in.rest, blockdev.MaxLease)
 	b := in.spare
 	if in.spare = nil; b == nil {
+		in.leaseSize = n
+		if h.command == cmdRead && !h.large && !c.hasRoom() {
+			return nil, wantRoom
+		}
 		if b = c.pool.TryLease(n); b == nil {
-			in.leaseSize = n
 			return nil, wantLease
 		}
 	}
@@ -293,6 +313,9 @@ func (in *receiver) part() (*task, want) {
 	}
 	t.lease, t.req.Data = b, b[:n]
 	in.rest -= n
+	if h.command == cmdRead {
+		in.borrowed += int64(cap(b))
+	}
 	return t, 0
 }
 
@@ -333,7 +356,7 @@ func (in *receiver) fillWrite() (w want, more bool) {
 			if t == nil {
 				return w, true
 			}
-			in.fill, in.filled = t, 0
+			in.fill, in.filled, in.stalled = t, 0, time.Time{}
 		}
 		n := copy(in.fill.req.Data[in.filled:], in.buf[in.begin:in.end])
 		in.begin += n
@@ -357,9 +380,7 @@ func (in *receiver) splitRead() (w want, more bool) {
 			h.unsent = (in.rest + blockdev.MaxLease - 1) / blockdev.MaxLease
 		} else {
 			if !in.hasLarge {
-				select {
-				case c.pool.Collect() <- struct{}{}:
-				default:
+				if !c.pool.TryCollect() {
 					return wantLarge, true
 				}
 			}
@@ -388,7 +409,7 @@ func (in *receiver) abandon() {
 	}
 	if in.hasLarge {
 		in.hasLarge = false
-		<-c.pool.Collect()
+		c.pool.EndCollect()
 	}
 	if t := in.refused; t != nil {
 		in.refused = nil

@@ -3,6 +3,7 @@ package nbd
 import (
 	"encoding/binary"
 	"runtime"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -118,7 +119,7 @@ func (c *conn) writer() {
 	send := func() error { return c.raw.Write(c.out.all) }
 	for range c.writerDo {
 		s := &c.out
-		if err := c.mayStall(c.sock.SetWriteDeadline, send); err != nil {
+		if err := c.mayStall(time.Now(), c.sock.SetWriteDeadline, send); err != nil {
 			s.err = err
 		}
 		c.mu.Lock()
@@ -147,10 +148,7 @@ func (c *conn) recycle(t *task) {
 	h := t.head
 	if h.chunked {
 		// The first part stays until the last is answered: the others look at it.
-		if t.lease != nil {
-			c.pool.Release(t.lease)
-			t.lease = nil
-		}
+		c.release(t)
 		if t != h {
 			c.freeTask(t)
 		}
@@ -161,16 +159,26 @@ func (c *conn) recycle(t *task) {
 	}
 	if h.large {
 		h.large = false
-		<-c.pool.Collect()
+		c.pool.EndCollect()
 	}
 	for t != nil {
 		more := t.more
-		if t.lease != nil {
-			c.pool.Release(t.lease)
-			t.lease = nil
-		}
+		c.release(t)
 		c.freeTask(t)
 		t = more
+	}
+}
+
+// release gives t's buffer back, if it has one, after a Read was answered. mu is held.
+func (c *conn) release(t *task) {
+	if t.lease == nil {
+		return
+	}
+	c.taken.Add(int64(cap(t.lease)))
+	c.pool.Release(t.lease)
+	t.lease = nil
+	if c.wantsRoom {
+		c.freed.Broadcast()
 	}
 }
 
@@ -179,7 +187,7 @@ func (c *conn) freeTask(t *task) {
 	t.more, t.last, t.head, t.err, t.req.Data = nil, nil, nil, nil, nil
 	c.free.push(t)
 	if c.free.n == 1 || c.free.n == c.total {
-		c.slotFreed.Broadcast()
+		c.freed.Broadcast()
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -20,8 +21,8 @@ type Config struct {
 	MaxConnections int
 	// HandshakeTimeout is how long a client has to negotiate; 10 s if 0.
 	HandshakeTimeout time.Duration
-	// StallTimeout is how long a client may stop in the midst of sending a payload or taking a reply, and with
-	// it hold a buffer, once others wait for one; 30 s if 0. While nobody waits it may stop as long as it likes.
+	// StallTimeout is how long a client may take for sending a payload or taking a batch of replies, and with it
+	// hold buffers, while others wait for one that long; 10 s if 0. While nobody waits it may take any time.
 	StallTimeout time.Duration
 	// CloseTimeout is how long Close waits for requests under way; 10 s if 0.
 	CloseTimeout time.Duration
@@ -40,6 +41,8 @@ type Server struct {
 	// spinning has room for the connections that may wait by polling at one time: the others, and the devices'
 	// own goroutines, need processors as well.
 	spinning chan struct{}
+	// transmitting counts the connections in the transmission phase, which share the pool.
+	transmitting atomic.Int64
 
 	mu        sync.Mutex
 	exports   []*export // in the order they were added; the first is the default
@@ -58,7 +61,7 @@ func NewServer(c Config) *Server {
 		c.HandshakeTimeout = 10 * time.Second
 	}
 	if c.StallTimeout <= 0 {
-		c.StallTimeout = 30 * time.Second
+		c.StallTimeout = 10 * time.Second
 	}
 	if c.CloseTimeout <= 0 {
 		c.CloseTimeout = 10 * time.Second
@@ -277,6 +280,8 @@ func (s *Server) transmit(c *conn) error {
 		c.stop()
 	}
 	s.log.Debug("nbd: client connected", "export", c.export.Name)
+	s.transmitting.Add(1)
+	defer s.transmitting.Add(-1)
 	err := c.run()
 	if err != nil {
 		s.log.Warn("nbd: connection ended", "export", c.export.Name, "err", err)
