@@ -31,7 +31,7 @@ func (b *bounce) init(d *domain, pages int) {
 // of mapping the memory at first.
 func (b *bounce) take(n int) (r run, ok bool, err error) {
 	if b.region.mem == nil {
-		if b.region, err = b.dom.allocate(len(b.taken)*pageSize, verbs.LocalWrite); err != nil {
+		if b.region, err = b.dom.allocate(len(b.taken)*pageSize, verbs.LocalWrite|verbs.ReadSink); err != nil {
 			return run{}, false, err
 		}
 	}

@@ -20,6 +20,9 @@ type domain struct {
 	// which must not be given back, and computes checksums of what it fetched.
 	// Software computes them of memory that must then not change until it is sent.
 	hardware bool
+	// inPlace says that RDMA READs may fill the namespaces' memory itself. Over an iWARP
+	// adapter that would let hosts write to all of it at any time.
+	inPlace bool
 
 	mu      sync.Mutex
 	regions map[*extent]verbs.MR
@@ -40,6 +43,7 @@ func (t *Target) domain(conn verbs.Conn) (*domain, error) {
 		return nil, err
 	}
 	d := &domain{pd: pd, hardware: key.provider != "iwarp", regions: make(map[*extent]verbs.MR)}
+	d.inPlace = !d.hardware || conn.Device().Link != verbs.LinkIWARP
 	t.domains[key] = d
 	return d, nil
 }
@@ -57,7 +61,11 @@ func (d *domain) region(e *extent) (verbs.MR, error) {
 	if mr := d.regions[e]; mr != nil {
 		return mr, nil
 	}
-	mr, err := d.pd.Register(e.mem, verbs.LocalWrite)
+	access := verbs.Access(0)
+	if d.inPlace {
+		access = verbs.LocalWrite | verbs.ReadSink
+	}
+	mr, err := d.pd.Register(e.mem, access)
 	if err != nil {
 		return nil, fmt.Errorf("memory of a namespace: %w", err)
 	}

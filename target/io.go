@@ -100,7 +100,7 @@ func (q *queue) startWrite(cmd *command, c *nvme.Command) bool {
 		return q.fail(cmd, s)
 	}
 	v, sgl := cmd.view, c.SGL()
-	if sgl.Type == nvme.SGLOffset || v.pieces == nil {
+	if sgl.Type == nvme.SGLOffset || v.pieces == nil || !q.dom.inPlace {
 		return q.pull(cmd, c, int(n), true, (*queue).storeWrite)
 	}
 	if s := checkKeyed(sgl, int(n), true); s != 0 {
@@ -124,7 +124,7 @@ func (q *queue) startWrite(cmd *command, c *nvme.Command) bool {
 // wroteMemory ends a Write whose data the device has put in place.
 func (q *queue) wroteMemory(cmd *command, _ []byte) { q.endWrite(cmd, q.capsule(cmd), 0) }
 
-// storeWrite ends a Write whose data is at hand: in the capsule, or for a file.
+// storeWrite ends a Write whose data is at hand, in the capsule or in bounce memory.
 func (q *queue) storeWrite(cmd *command, b []byte) {
 	c := q.capsule(cmd)
 	if c[39] == byte(nvme.SGLOffset) {

@@ -12,7 +12,8 @@
 // behind it in the same chain, a Write is an RDMA READ straight into it.
 // Namespaces in files go through registered buffers of the queue, and so do
 // Reads over software iWARP, whose checksums cover memory that must not change
-// before it is sent. Nothing is allocated for a command. Only what has to become
+// before it is sent, and Writes over an iWARP adapter, which lets a host write on
+// its own to whatever an RDMA READ may fill. Nothing is allocated for a command. Only what has to become
 // durable in a file is synced aside, by a goroutine that lives for as long as some
 // command of the queue waits for it.
 //

@@ -2,7 +2,6 @@ package target_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -33,32 +32,15 @@ type store struct {
 }
 
 var stores = map[string]store{
-	"memory": {config: inMemory},
-	"direct": {config: inMemory, wrap: []func(verbs.Listener) verbs.Listener{asHardware}},
+	"memory":  {config: inMemory},
+	"direct":  {config: inMemory, wrap: []func(verbs.Listener) verbs.Listener{asDevice(verbs.LinkRoCE)}},
+	"adapter": {config: inMemory, wrap: []func(verbs.Listener) verbs.Listener{asDevice(verbs.LinkIWARP)}},
 	"file": {config: func(t *testing.T) target.NamespaceConfig {
 		return target.NamespaceConfig{Size: 8 << 20, File: filepath.Join(t.TempDir(), "disk")}
 	}},
 }
 
 func inMemory(*testing.T) target.NamespaceConfig { return target.NamespaceConfig{Size: 8 << 20} }
-
-// asHardware hides that the provider is software, so that namespaces' memory is
-// used as with a device.
-func asHardware(l verbs.Listener) verbs.Listener { return hardwareListener{l} }
-
-type hardwareListener struct{ verbs.Listener }
-
-func (l hardwareListener) Accept(ctx context.Context) (verbs.Conn, error) {
-	c, err := l.Listener.Accept(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return hardwareConn{c}, nil
-}
-
-type hardwareConn struct{ verbs.Conn }
-
-func (hardwareConn) Provider() string { return "verbs" }
 
 func TestReadWrite(t *testing.T) {
 	for name, store := range stores {

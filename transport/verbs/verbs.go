@@ -91,11 +91,15 @@ const MaxSGE = 4
 // Access is what a memory region allows, besides local reads (IBA 10.6.3).
 type Access uint8
 
-// Access rights, to be or-ed. RemoteWrite needs LocalWrite.
+// Access rights, to be or-ed. RemoteWrite and ReadSink need LocalWrite.
 const (
-	LocalWrite  Access = 1 << iota // receives and RDMA READ responses may be placed here
+	LocalWrite  Access = 1 << iota // receives may be placed here
 	RemoteRead                     // the peer may RDMA READ
 	RemoteWrite                    // the peer may RDMA WRITE
+	// ReadSink: the answers to our RDMA READs may be placed here. Over an iWARP adapter the peer may then
+	// RDMA WRITE here too: an answer is a tagged message as a write is (RFC 5040 section 5.2.2), under a key
+	// that the peer learns from the request.
+	ReadSink
 )
 
 // PD is a protection domain. Queue pairs and regions of different domains do not see each other.

@@ -147,8 +147,8 @@ func (p *pd) Register(b []byte, access verbs.Access) (verbs.MR, error) {
 	if len(b) == 0 {
 		return nil, errors.New("register: no memory")
 	}
-	if access&verbs.RemoteWrite != 0 && access&verbs.LocalWrite == 0 {
-		return nil, errors.New("register: remote write needs local write")
+	if access&(verbs.RemoteWrite|verbs.ReadSink) != 0 && access&verbs.LocalWrite == 0 {
+		return nil, errors.New("register: what the peer may fill needs local write")
 	}
 	r := &region{pd: p, mem: b, access: access}
 	r.use.Store(ended)

@@ -54,7 +54,7 @@ func makeEnd(c verbs.Conn) (*end, error) {
 	if e.mem, err = unix.Mmap(-1, 0, endMemory, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE); err != nil {
 		return nil, err
 	}
-	e.mr, err = e.pd.Register(e.mem, verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite)
+	e.mr, err = e.pd.Register(e.mem, verbs.LocalWrite|verbs.RemoteRead|verbs.RemoteWrite|verbs.ReadSink)
 	return e, err
 }
 

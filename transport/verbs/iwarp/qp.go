@@ -186,7 +186,7 @@ func (q *qp) postRecv(wrs []verbs.RecvWR) (int, error) {
 var (
 	errLKey     = errors.New("no such local memory key")
 	errOutside  = errors.New("memory outside the region of its local key")
-	errNoAccess = errors.New("the region does not allow local writes")
+	errNoAccess = errors.New("the region does not allow that data is placed there so")
 )
 
 // checkSGE makes sure that the memory belongs to the key. known caches the last region.

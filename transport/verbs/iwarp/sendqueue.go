@@ -37,7 +37,7 @@ func (q *qp) enqueue(wrs []verbs.SendWR) (int, error) {
 		}
 		var need verbs.Access
 		if w.Op == verbs.OpRDMARead {
-			need = verbs.LocalWrite
+			need = verbs.ReadSink // the peer gets no right by it here, but over adapters it does: ask for it alike
 			if t.ord == 0 && q.state.Load() == stateUp {
 				return n, fmt.Errorf("work request %d: %v, and the peer serves none: %w", n, w.Op, verbs.ErrUnsupported)
 			}

@@ -137,7 +137,7 @@ func (c *conn) NewPD() (verbs.PD, error) {
 	if c.interrupted() {
 		return nil, verbs.ErrClosed
 	}
-	return newDomain(c.id.verbs, c.device.Name)
+	return newDomain(c.id.verbs, c.device)
 }
 
 // NewQP makes the connection's queue pair.

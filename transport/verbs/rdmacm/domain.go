@@ -21,6 +21,7 @@ import (
 type domain struct {
 	pd     *C.struct_ibv_pd
 	device string
+	link   verbs.Link
 	// held keeps the library from closing the device when the last connection over it has gone before us.
 	held **C.struct_ibv_context
 
@@ -31,10 +32,10 @@ type domain struct {
 	closed    bool
 }
 
-func newDomain(v *C.struct_ibv_context, device string) (*domain, error) {
-	d := &domain{device: device}
+func newDomain(v *C.struct_ibv_context, device verbs.Device) (*domain, error) {
+	d := &domain{device: device.Name, link: device.Link}
 	if r := C.farblk_alloc_pd(v, &d.pd); r != 0 {
-		return nil, callError("ibv_alloc_pd", int(-r), "protection domain on "+device)
+		return nil, callError("ibv_alloc_pd", int(-r), "protection domain on "+d.device)
 	}
 	d.held = C.rdma_get_devices(nil)
 	return d, nil
@@ -92,8 +93,7 @@ func (d *domain) gone(q *queuePair) {
 	}
 }
 
-// Register pins b and gives it keys. On iWARP adapters other than siw, memory that RDMA READs are to fill
-// must have RemoteWrite (RFC 5040 section 5.2: a read response is a tagged message like a write).
+// Register pins b and gives it keys.
 func (d *domain) Register(b []byte, access verbs.Access) (verbs.MR, error) {
 	if len(b) == 0 {
 		return nil, fmt.Errorf("register memory on %s: no bytes given", d.device)
@@ -101,6 +101,7 @@ func (d *domain) Register(b []byte, access verbs.Access) (verbs.MR, error) {
 	if err := checkMemlock(uint64(len(b)), false); err != nil {
 		return nil, err
 	}
+	access = granted(access, d.link)
 	flags := 0
 	if access&verbs.LocalWrite != 0 {
 		flags |= C.IBV_ACCESS_LOCAL_WRITE

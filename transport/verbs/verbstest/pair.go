@@ -36,7 +36,7 @@ type shape struct {
 	sharePD verbs.PD // the active side's
 }
 
-const allAccess = verbs.LocalWrite | verbs.RemoteRead | verbs.RemoteWrite
+const allAccess = verbs.LocalWrite | verbs.RemoteRead | verbs.RemoteWrite | verbs.ReadSink
 
 func (s shape) filled() shape {
 	if s.qp == (verbs.QPConfig{}) {

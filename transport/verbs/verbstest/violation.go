@@ -51,7 +51,7 @@ func testViolations(t *testing.T, p verbs.Provider, o Options) {
 		{"ReadBeforeTheStart", allAccess, read, func(w *verbs.SendWR) { w.RemoteAddr-- }},
 		{"WriteAddressWraps", allAccess, write, func(w *verbs.SendWR) { w.RemoteAddr = ^uint64(0) - 7 }},
 		{"WriteWithoutRight", verbs.LocalWrite | verbs.RemoteRead, write, func(*verbs.SendWR) {}},
-		{"ReadWithoutRight", verbs.LocalWrite | verbs.RemoteWrite, read, func(*verbs.SendWR) {}},
+		{"ReadWithoutRight", verbs.LocalWrite | verbs.RemoteWrite | verbs.ReadSink, read, func(*verbs.SendWR) {}},
 	} {
 		if c.name == "ReadWithoutRight" && o.ReadsUnchecked {
 			continue
