@@ -29,6 +29,7 @@ func disconnectCommand() *cli.Command {
 }
 
 func disconnect(c *cli.Context) error {
+	letGo()
 	dir, err := openStateDir()
 	if err != nil {
 		return err
