@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # needs: bin/farblk
 # Two subsystems at once, one with three namespaces, one of these with 4096-byte blocks: all are listed, and
-# disconnecting one leaves the other alone.
+# disconnecting one leaves the other alone. The ANA log of the first.
 # shellcheck source=scripts/vm/farblk.sh
 . "${BASH_SOURCE[0]%/*}/../farblk.sh"
 
@@ -14,9 +14,12 @@ must subsystem -s SERIAL2 "$other" "$a" "$b" "$c"
 for id in 1 2; do must ln -s "$nvmet/subsystems/$other" "$nvmet/ports/$id/subsystems/"; done
 
 written() { awk '{print $5}' "/sys/block/${1#/dev/}/stat"; } # DEVICE: write requests so far
+groups() { farblk ana-log -o json "$first" | jq -c '[.ngrps, ."ANA groups"[0].state, ."ANA groups"[0].NSIDS]'; }
 writing() { (($(written "$1") > $2 + 20)); }
 
+port=0
 for link in rxe siw; do
+  ana=$nvmet/ports/$((++port))/ana_groups
   connected "$link" -a "${address[$link]}" -n "$nqn" --export nbd
   first=$(export_of nbd)
   connected "$link" -a "${address[$link]}" -n "$other" --export nbd
@@ -31,6 +34,12 @@ for link in rxe siw; do
   attempt "$link: list-subsys" bash -c "farblk list-subsys | grep -F '$nqn' && farblk list-subsys | grep -F '$other'"
   attempt "$link: id-ns" farblk id-ns "$big"
   attempt "$link: id-ctrl" farblk id-ctrl "$first"
+  is "$link: ana-log" '[1,"optimized",[1]]' "$(groups)"
+  echo non-optimized >"$ana/1/ana_state"
+  is "$link: ana-log after a change" '[1,"non-optimized",[1]]' "$(groups)"
+  mkdir "$ana/2"
+  is "$link: ana-log of two groups" '[2,"non-optimized",[1]]' "$(groups)"
+  rmdir "$ana/2"
   smallest=4k fio_verify "$link, 4096-byte blocks" "$big" --numjobs=2
   attempt "$link: mkfs on 4096-byte blocks (E14)" mkfs.ext4 -q -F "$big"
 
