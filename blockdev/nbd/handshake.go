@@ -137,6 +137,9 @@ func (n *negotiation) exportName(name string) (*export, error) {
 	if !n.noZeroes {
 		b = append(b, make([]byte, 124)...)
 	}
+	if err := n.srv.keep(n.sock); err != nil {
+		return nil, err
+	}
 	_, err := n.sock.Write(b)
 	return e, err
 }
@@ -177,10 +180,13 @@ func (n *negotiation) info(option uint32, data []byte) (*export, error) {
 		b = binary.BigEndian.AppendUint32(b, uint32(preferredBlock(info)))
 		reply(infoBlockSize, binary.BigEndian.AppendUint32(b, uint32(e.maxPayload)))
 	}
-	if err := n.answer(option, repAck, nil); err != nil || option == optInfo {
+	if option == optInfo {
+		return nil, n.answer(option, repAck, nil)
+	}
+	if err := n.srv.keep(n.sock); err != nil {
 		return nil, err
 	}
-	return e, nil
+	return e, n.answer(option, repAck, nil)
 }
 
 func (n *negotiation) metaContext(option uint32, data []byte) error {

@@ -17,7 +17,8 @@ import (
 
 // Config is a server's. The zero value is usable.
 type Config struct {
-	// MaxConnections is how many clients may be connected; 64 if 0. More are closed at once.
+	// MaxConnections is how many clients may be connected; 64 if 0. One more takes the place of the client that has
+	// negotiated for the longest time; if none negotiates, it is closed at once.
 	MaxConnections int
 	// HandshakeTimeout is how long a client has to negotiate; 10 s if 0.
 	HandshakeTimeout time.Duration
@@ -48,7 +49,9 @@ type Server struct {
 	exports   []*export // in the order they were added; the first is the default
 	listeners map[net.Listener]struct{}
 	socks     map[net.Conn]*conn // nil during the handshake
+	strangers []net.Conn         // those of socks in their handshake, the oldest first
 	closing   bool
+	closed    chan struct{}  // closed when closing is set
 	running   sync.WaitGroup // accept loops and connections
 }
 
@@ -72,6 +75,7 @@ func NewServer(c Config) *Server {
 	return &Server{
 		cfg: c, log: c.Logger,
 		spinning:  make(chan struct{}, spinners()),
+		closed:    make(chan struct{}),
 		listeners: make(map[net.Listener]struct{}),
 		socks:     make(map[net.Conn]*conn),
 	}
@@ -179,8 +183,10 @@ func (s *Server) Serve(l net.Listener) error {
 			if pause = min(max(2*pause, 5*time.Millisecond), time.Second); pause == time.Second {
 				s.log.Warn("nbd: cannot accept clients", "err", err)
 			}
-			if !s.sleep(pause) {
+			select {
+			case <-s.closed:
 				return net.ErrClosed
+			case <-time.After(pause):
 			}
 			continue
 		}
@@ -190,19 +196,6 @@ func (s *Server) Serve(l net.Listener) error {
 		}
 		go s.serve(sock)
 	}
-}
-
-// sleep waits, in short steps so that Close need not wait for it, and says whether the server goes on.
-func (s *Server) sleep(d time.Duration) bool {
-	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(min(d, 50*time.Millisecond)) {
-		s.mu.Lock()
-		closing := s.closing
-		s.mu.Unlock()
-		if closing {
-			return false
-		}
-	}
-	return true
 }
 
 // ServeConn serves one client, from the handshake on, and returns when it is done. The server closes sock, which
@@ -223,19 +216,50 @@ func (s *Server) admit(sock net.Conn) bool {
 		return false
 	}
 	if len(s.socks) >= s.cfg.MaxConnections {
-		s.log.Warn("nbd: client refused: too many connections", "limit", s.cfg.MaxConnections)
-		sock.Close()
-		return false
+		if len(s.strangers) == 0 {
+			s.log.Warn("nbd: client refused: too many connections", "limit", s.cfg.MaxConnections)
+			sock.Close()
+			return false
+		}
+		oldest := s.strangers[0]
+		s.log.Warn("nbd: client dropped in its handshake: too many connections", "client", oldest.RemoteAddr(), "limit", s.cfg.MaxConnections)
+		s.leave(oldest)
+		oldest.Close()
 	}
 	s.socks[sock] = nil
+	s.strangers = append(s.strangers, sock)
 	s.running.Add(1)
 	return true
+}
+
+// keep says that a client is no stranger any more, and is not dropped to make room. It fails if it was already.
+func (s *Server) keep(sock net.Conn) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.socks[sock]; !ok {
+		return net.ErrClosed
+	}
+	s.known(sock)
+	return nil
+}
+
+// known takes a socket from the strangers, if it is there. mu is held.
+func (s *Server) known(sock net.Conn) {
+	if i := slices.Index(s.strangers, sock); i >= 0 {
+		s.strangers = slices.Delete(s.strangers, i, i+1)
+	}
+}
+
+// leave takes a socket from the lists, if it is there still. mu is held.
+func (s *Server) leave(sock net.Conn) {
+	delete(s.socks, sock)
+	s.known(sock)
 }
 
 // forget counts a socket out.
 func (s *Server) forget(sock net.Conn) {
 	s.mu.Lock()
-	delete(s.socks, sock)
+	s.leave(sock)
 	s.mu.Unlock()
 	s.running.Done()
 }
@@ -256,7 +280,7 @@ func (s *Server) serve(sock net.Conn) (err error) {
 		err = sock.SetDeadline(time.Time{})
 	}
 	if err != nil {
-		if errors.Is(err, errGone) {
+		if errors.Is(err, errGone) || errors.Is(err, net.ErrClosed) {
 			return nil
 		}
 		s.log.Warn("nbd: handshake failed", "client", sock.RemoteAddr(), "err", err)
@@ -275,6 +299,7 @@ func (s *Server) transmit(c *conn) error {
 	s.mu.Lock()
 	stop := s.closing || !slices.Contains(s.exports, c.export)
 	s.socks[c.sock] = c
+	s.known(c.sock)
 	s.mu.Unlock()
 	if stop {
 		c.stop()
@@ -297,7 +322,10 @@ func (s *Server) transmit(c *conn) error {
 func (s *Server) Close() error {
 	s.mu.Lock()
 	first := !s.closing
-	s.closing = true
+	if first {
+		s.closing = true
+		close(s.closed)
+	}
 	for l := range s.listeners {
 		l.Close()
 	}

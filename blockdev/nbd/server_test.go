@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"net"
 	"strings"
@@ -366,6 +367,32 @@ func TestLimits(t *testing.T) {
 	b.send(make([]byte, requestSize)) // no magic
 	b.closed()
 	a.read(0, 512)
+}
+
+// TestSilent has more sockets than there may be connections say nothing: who speaks is served all the same.
+func TestSilent(t *testing.T) {
+	const limit = 8
+	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20})
+	_, path := serve(t, Config{MaxConnections: limit, HandshakeTimeout: 2 * testLimit}, Export{Name: "n1", Device: d})
+	var good, silent []*client
+	for range limit {
+		for range limit {
+			silent = append(silent, dial(t, path))
+		}
+		c := dial(t, path)
+		c.open("n1", false)
+		good = append(good, c)
+	}
+	for _, c := range good { // no silent one has driven one out that had spoken
+		c.read(0, 512)
+	}
+	for _, c := range silent {
+		n, _ := io.Copy(io.Discard, c.sock)
+		if n != 0 && n != 18 { // the greeting
+			t.Errorf("a silent client was told %d bytes", n)
+		}
+	}
+	dial(t, path).closedAfter(0) // now there is no room
 }
 
 func TestRemoveAndClose(t *testing.T) {
