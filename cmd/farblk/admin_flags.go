@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -41,11 +42,9 @@ func openDevice(c *cli.Context) (*device, func(), error) {
 // namespace is which one a command means: -n, the one that the operand names, or the only one.
 func (d *device) namespace(c *cli.Context) (uint32, error) {
 	if c.IsSet("namespace-id") {
-		n, err := parseNumber(c.String("namespace-id"), 1, 0xFFFFFFFF)
-		if err != nil {
-			return 0, usagef("--namespace-id %v", err)
-		}
-		return uint32(n), nil
+		var n uint32
+		err := numberOption(c, "namespace-id", 1, math.MaxUint32, &n)
+		return n, err
 	}
 	if d.nsid != 0 {
 		return d.nsid, nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
 	"syscall"
@@ -22,7 +23,7 @@ func benchCommand() *cli.Command {
 	flags = append(flags, tuningFlags()...)
 	flags = append(flags,
 		text("namespace-id", "", "the first", "`NSID` of the namespace"),
-		text("rw", "", "randread", "`MODE`: read, write, randread, randwrite or randrw"),
+		text("rw", "", benchModes[0], "`MODE`: "+anyOf(benchModes)),
 		text("bs", "", "4k", "`BYTES` of a request"),
 		text("qd", "", "32", "`NUMBER` of requests under way on each queue"),
 		text("queues", "", "1", "`NUMBER` of queues"),
@@ -87,54 +88,24 @@ func bench(c *cli.Context) error {
 }
 
 func parseBench(c *cli.Context) (*benchJob, error) {
-	j := &benchJob{Mode: "randread", Block: 4096, Depth: 32, Queues: 1, Time: 10 * time.Second, Reads: 50}
-	if m := c.String("rw"); m != "" {
-		j.Mode = m
+	mode, err := wordOption(c, "rw", benchModes)
+	if err != nil {
+		return nil, err
 	}
-	switch j.Mode {
-	case "read", "write", "randread", "randwrite", "randrw":
-	default:
-		return nil, usagef("--rw %q: read, write, randread, randwrite or randrw", j.Mode)
+	j := &benchJob{Mode: mode, Block: 4096, Depth: 32, Queues: 1, Time: 10 * time.Second, Reads: 50}
+	err = errors.Join(
+		numberOption(c, "qd", 1, 4096, &j.Depth),
+		numberOption(c, "queues", 1, 1024, &j.Queues),
+		numberOption(c, "rwmixread", 0, 100, &j.Reads),
+		sizeOption(c, "bs", 512, blockdev.MaxLease, &j.Block),
+		secondsOption(c, "time", time.Millisecond, 24*time.Hour, &j.Time),
+		sizeOption(c, "size", 512, math.MaxInt64, &j.Size),
+	)
+	if err != nil {
+		return nil, firstOf(err)
 	}
-	for _, n := range []struct {
-		name      string
-		low, high int64
-		to        *int
-	}{{"qd", 1, 4096, &j.Depth}, {"queues", 1, 1024, &j.Queues}, {"rwmixread", 0, 100, &j.Reads}} {
-		if c.IsSet(n.name) {
-			v, err := parseNumber(c.String(n.name), n.low, n.high)
-			if err != nil {
-				return nil, usagef("--%s %v", n.name, err)
-			}
-			*n.to = int(v)
-		}
-	}
-	if c.IsSet("bs") {
-		n, err := parseSize(c.String("bs"))
-		if err != nil {
-			return nil, usagef("--bs %v", err)
-		}
-		if n < 512 || n > blockdev.MaxLease || n%512 != 0 {
-			return nil, usagef("--bs %s is not a multiple of 512 up to 1M", c.String("bs"))
-		}
-		j.Block = int(n)
-	}
-	if c.IsSet("time") {
-		d, err := parseSeconds(c.String("time"))
-		if err != nil {
-			return nil, usagef("--time %v", err)
-		}
-		if d <= 0 || d > 24*time.Hour {
-			return nil, usagef("--time %s is not from above 0 to a day", c.String("time"))
-		}
-		j.Time = d
-	}
-	if c.IsSet("size") {
-		n, err := parseSize(c.String("size"))
-		if err != nil {
-			return nil, usagef("--size %v", err)
-		}
-		j.Size = n
+	if j.Block%512 != 0 {
+		return nil, usagef("--bs %s is not a multiple of 512", c.String("bs"))
 	}
 	if j.writes() && !c.Bool("destroy-data") {
 		return nil, usagef("--rw %s overwrites what is on the namespace: say --destroy-data if that is meant", j.Mode)
@@ -227,13 +198,13 @@ func benchConnection(ctx context.Context, c *cli.Context, j *benchJob) (r *bench
 	}
 	ns := all[0]
 	if c.IsSet("namespace-id") {
-		want, err := parseNumber(c.String("namespace-id"), 1, 0xFFFFFFFF)
-		if err != nil {
-			return nil, usagef("--namespace-id %v", err)
+		var want uint32
+		if err := numberOption(c, "namespace-id", 1, math.MaxUint32, &want); err != nil {
+			return nil, err
 		}
 		ns = nil
 		for _, n := range all {
-			if int64(n.NSID()) == want {
+			if n.NSID() == want {
 				ns = n
 			}
 		}
@@ -249,7 +220,7 @@ func benchConnection(ctx context.Context, c *cli.Context, j *benchJob) (r *bench
 		return nil, err
 	}
 	if granted := ctrl.Info().IOQueues; granted < j.Queues {
-		return nil, fmt.Errorf("the target grants %d I/O queues, not %d", granted, j.Queues)
+		return nil, fmt.Errorf("the target grants %s, not %d", countOf(granted, "I/O queue"), j.Queues)
 	}
 	for _, n := range cfg.Notes {
 		fmt.Fprintln(c.App.ErrWriter, n)
@@ -270,8 +241,8 @@ func bitsFor(n int) int {
 func leaseSize(n int) int { return 1 << bitsFor(n) }
 
 func printBench(w io.Writer, r *benchResult) {
-	fmt.Fprintf(w, "%s, %s requests, depth %d on %d queues, %.1f s\n", r.Mode, formatSize(int64(r.Block)), r.Depth, r.Queues, r.Seconds)
-	fmt.Fprintf(w, "  IOPS       %.0f (%d reads, %d writes)\n", r.IOPS, r.Reads, r.Writes)
+	fmt.Fprintf(w, "%s, %s requests, depth %d on %s, %.1f s\n", r.Mode, formatSize(int64(r.Block)), r.Depth, countOf(r.Queues, "queue"), r.Seconds)
+	fmt.Fprintf(w, "  IOPS       %.0f (%s, %s)\n", r.IOPS, countOf(r.Reads, "read"), countOf(r.Writes, "write"))
 	fmt.Fprintf(w, "  bandwidth  %s/s\n", formatSize(int64(r.Bandwidth)))
 	fmt.Fprintf(w, "  latency    mean %.1f us, p50 %.1f, p99 %.1f, p99.9 %.1f, max %.1f\n",
 		r.Latency.Mean, r.Latency.P50, r.Latency.P99, r.Latency.P999, r.Latency.Max)

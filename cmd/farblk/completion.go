@@ -10,13 +10,24 @@ import (
 // bashCompletion asks the program itself what can follow.
 const bashCompletion = `# bash completion for farblk: source <(farblk completion bash)
 _farblk() {
-	local cur="${COMP_WORDS[COMP_CWORD]}" words
-	if [[ $COMP_CWORD -eq 1 ]]; then
+	local cur="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD - 1]}" words values=''
+	if [[ $cur == = ]]; then # of --option=VALUE
+		cur=''
+	elif [[ $before == = ]]; then
+		before="${COMP_WORDS[COMP_CWORD - 2]}"
+	fi
+	if ((COMP_CWORD == 1)); then
 		words=$("${COMP_WORDS[0]}" --generate-bash-completion)
 	else
 		words=$("${COMP_WORDS[0]}" "${COMP_WORDS[1]}" --generate-bash-completion)
 	fi
-	if [[ $cur == -* || $COMP_CWORD -eq 1 ]]; then
+	if [[ $before == -* ]]; then
+		values=$(sed -n "s/^$before=//p" <<<"$words")
+	fi
+	words=$(grep -v = <<<"$words")
+	if [[ -n $values ]]; then
+		mapfile -t COMPREPLY < <(compgen -W "$values" -- "$cur")
+	elif [[ $cur == -* ]] || ((COMP_CWORD == 1)); then
 		mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")
 	else
 		mapfile -t COMPREPLY < <(compgen -W "$(grep -v ^- <<<"$words")" -- "$cur"; compgen -f -- "$cur")
@@ -24,6 +35,17 @@ _farblk() {
 }
 complete -o filenames -F _farblk farblk
 `
+
+// optionValues are what completion offers for an option.
+var optionValues = map[string][]string{
+	"adrfam":        {"ipv4", "ipv6", "ib"},
+	"block-size":    {"512", "4096"},
+	"export":        {"nbd", "nbd-unix", "nbd-tcp", "fuse", "none"},
+	"output-format": outputFormats,
+	"provider":      providers,
+	"rw":            benchModes,
+	"transport":     {"rdma"},
+}
 
 func completionCommand() *cli.Command {
 	return &cli.Command{
@@ -48,12 +70,21 @@ func completionCommand() *cli.Command {
 	}
 }
 
-// completeFlags prints a command's long options, and the connections if it takes one.
+// completeFlags prints a command's long options, lines such as "-o=json" and "--provider=iwarp" for the words that an
+// option takes, and the connections if it takes one.
 func completeFlags(c *cli.Context) {
 	for _, f := range c.Command.VisibleFlags() {
 		for _, n := range f.Names() {
-			if len(n) > 1 && !strings.HasPrefix(n, "generate-") {
-				fmt.Fprintln(c.App.Writer, "--"+n)
+			if strings.HasPrefix(n, "generate-") {
+				continue
+			}
+			option := "-" + n
+			if len(n) > 1 {
+				option = "--" + n
+				fmt.Fprintln(c.App.Writer, option)
+			}
+			for _, v := range optionValues[f.Names()[0]] {
+				fmt.Fprintln(c.App.Writer, option+"="+v)
 			}
 		}
 	}

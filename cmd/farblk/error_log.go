@@ -20,18 +20,16 @@ func errorLogCommand() *cli.Command {
 				return err
 			}
 			defer done()
-			want := int64(64)
-			if c.IsSet("log-entries") {
-				if want, err = parseNumber(c.String("log-entries"), 1, 256); err != nil {
-					return usagef("--log-entries %v", err)
-				}
+			want := 64
+			if err := numberOption(c, "log-entries", 1, 256, &want); err != nil {
+				return err
 			}
 			id, err := d.controller()
 			if err != nil {
 				return err
 			}
-			want = min(want, int64(id.ELPE)+1)
-			b, err := d.log(nvme.LogError, nvme.AllNamespaces, int(want)*64)
+			want = min(want, int(id.ELPE)+1)
+			b, err := d.log(nvme.LogError, nvme.AllNamespaces, want*64)
 			if err != nil {
 				return err
 			}

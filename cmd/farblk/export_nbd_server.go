@@ -104,7 +104,7 @@ func (e *nbdServer) InUse() error {
 	if len(clients) == 0 {
 		return nil
 	}
-	return &session.BusyError{Detail: fmt.Sprintf("%s is in use by %d NBD clients: %s", e.path, len(clients), clients[0])}
+	return &session.BusyError{Detail: fmt.Sprintf("%s is in use by %s: %s", e.path, countOf(len(clients), "NBD client"), clients[0])}
 }
 
 func (e *nbdServer) Leftovers() []session.Leftover {

@@ -71,24 +71,19 @@ func fabricConfig(c *cli.Context) (*session.Config, error) {
 	if c.IsSet("dhchap-secret") || c.IsSet("dhchap-ctrl-secret") {
 		return nil, errors.New("in-band authentication (DH-HMAC-CHAP) is not supported")
 	}
-	s := &session.Config{Port: 4420, Provider: c.String("provider"), ConnectTimeout: 3 * time.Second}
-	switch s.Provider {
-	case "":
-		s.Provider = "auto"
-	case "auto", "verbs", "iwarp":
-	default:
-		return nil, usagef("unknown provider %q: auto, verbs or iwarp", s.Provider)
+	provider, err := wordOption(c, "provider", providers)
+	if err != nil {
+		return nil, err
 	}
+	s := &session.Config{Port: 4420, Provider: provider, ConnectTimeout: 3 * time.Second}
 	if err := tuning(c, s); err != nil {
 		return nil, err
 	}
 	if c.IsSet("tos") {
-		n, err := parseNumber(c.String("tos"), 0, 255)
-		if err != nil {
-			return nil, usagef("--tos %v", err)
+		s.TOS = new(uint8)
+		if err := numberOption(c, "tos", 0, 255, s.TOS); err != nil {
+			return nil, err
 		}
-		tos := uint8(n)
-		s.TOS = &tos
 	}
 	if p := c.String("trsvcid"); c.IsSet("trsvcid") {
 		port, err := parsePort(p)
@@ -156,51 +151,18 @@ func interfaceExists(name string) bool {
 
 // tuning reads tuningFlags; a flag that the command lacks is not set.
 func tuning(c *cli.Context, s *session.Config) error {
-	number := func(name string, low, high int64, to *int) error {
-		if !c.IsSet(name) {
-			return nil
-		}
-		n, err := parseNumber(c.String(name), low, high)
-		if err != nil {
-			return usagef("--%s %v", name, err)
-		}
-		*to = int(n)
-		return nil
-	}
-	seconds := func(name string, low time.Duration, to *time.Duration) error {
-		if !c.IsSet(name) {
-			return nil
-		}
-		d, err := parseSeconds(c.String(name))
-		if err != nil {
-			return usagef("--%s %v", name, err)
-		}
-		if d < low {
-			return usagef("--%s %s is too short: at least %v", name, c.String(name), low)
-		}
-		*to = d
-		return nil
-	}
-	if c.IsSet("pool-size") {
-		n, err := parseSize(c.String("pool-size"))
-		if err != nil {
-			return usagef("--pool-size %v", err)
-		}
-		if n < 4<<20 || n > 1<<40 {
-			return usagef("--pool-size %s is not from 4M to 1T", c.String("pool-size"))
-		}
-		s.PoolSize = int(n)
-	}
 	s.DisableSQFlow, s.KeyPerCommand, s.DisableCRC = c.Bool("disable-sqflow"), c.Bool("key-per-command"), c.Bool("disable-crc")
+	const day, year = 24 * time.Hour, 365 * 24 * time.Hour
 	err := errors.Join(
-		number("nr-io-queues", 1, 1024, &s.NrIOQueues),
-		number("queue-size", 16, 1024, &s.QueueSize),
-		seconds("keep-alive-tmo", 0, &s.KeepAlive),
-		seconds("reconnect-delay", 10*time.Millisecond, &s.ReconnectDelay),
-		seconds("ctrl-loss-tmo", -time.Second, &s.CtrlLoss),
-		seconds("fast_io_fail_tmo", time.Millisecond, &s.FastIOFail),
-		seconds("io-timeout", time.Millisecond, &s.IOTimeout),
-		seconds("connect-timeout", time.Millisecond, &s.ConnectTimeout),
+		numberOption(c, "nr-io-queues", 1, 1024, &s.NrIOQueues),
+		numberOption(c, "queue-size", 16, 1024, &s.QueueSize),
+		secondsOption(c, "keep-alive-tmo", 0, (1<<32-1)*time.Millisecond, &s.KeepAlive), // KATO has 32 bits
+		secondsOption(c, "reconnect-delay", 10*time.Millisecond, day, &s.ReconnectDelay),
+		secondsOption(c, "ctrl-loss-tmo", -time.Second, year, &s.CtrlLoss),
+		secondsOption(c, "fast_io_fail_tmo", time.Millisecond, year, &s.FastIOFail),
+		secondsOption(c, "io-timeout", time.Millisecond, day, &s.IOTimeout),
+		secondsOption(c, "connect-timeout", time.Millisecond, time.Hour, &s.ConnectTimeout),
+		sizeOption(c, "pool-size", 4<<20, 1<<40, &s.PoolSize),
 	)
 	if err != nil {
 		return firstOf(err)
@@ -241,12 +203,9 @@ func outputFlag() cli.Flag {
 
 // wantJSON reads outputFlag.
 func wantJSON(c *cli.Context) (bool, error) {
-	switch o := c.String("output-format"); o {
-	case "", "text", "normal":
+	if c.String("output-format") == "normal" { // nvme-cli's word
 		return false, nil
-	case "json":
-		return true, nil
-	default:
-		return false, usagef("unknown output format %q: text or json", o)
 	}
+	format, err := wordOption(c, "output-format", outputFormats)
+	return format == "json", err
 }

@@ -40,18 +40,14 @@ func isDigit(b byte) bool { return b >= '0' && b <= '9' }
 
 // parseSeconds reads a duration as nvme-cli takes it, in seconds, or with a unit: "10", "1.5s", "500ms".
 func parseSeconds(s string) (time.Duration, error) {
-	bad := fmt.Errorf("%q is not a number of seconds, nor a time such as 500ms", s)
-	if n, err := strconv.ParseFloat(s, 64); err == nil {
-		if math.IsNaN(n) || math.Abs(n) > 1e9 {
-			return 0, bad
-		}
-		return time.Duration(n * float64(time.Second)), nil
-	}
-	d, err := time.ParseDuration(s)
+	n, err := strconv.ParseFloat(s, 64)
 	if err != nil {
-		return 0, bad
+		return time.ParseDuration(s)
 	}
-	return d, nil
+	if n *= float64(time.Second); !(math.Abs(n) < math.MaxInt64) { // nor NaN
+		return 0, strconv.ErrRange
+	}
+	return time.Duration(n), nil
 }
 
 // parseNumber reads a decimal or 0x number from low to high.
@@ -76,7 +72,7 @@ func formatSize(n int64) string {
 }
 
 // countOf is "1 queue", "2 queues".
-func countOf(n int, what string) string {
+func countOf[T int | uint64](n T, what string) string {
 	if n != 1 {
 		what += "s"
 	}

@@ -34,7 +34,7 @@ func TestParseSeconds(t *testing.T) {
 			t.Errorf("%q: %v, %v; want %v", s, got, err, want)
 		}
 	}
-	for _, s := range []string{"", "x", "nan", "1e300", "10 s"} {
+	for _, s := range []string{"", "x", "nan", "inf", "1e300", "1e999", "9999999h", "10 s"} {
 		if got, err := parseSeconds(s); err == nil {
 			t.Errorf("%q: %v", s, got)
 		}

@@ -58,7 +58,7 @@ type targetConfig struct {
 }
 
 func parseTarget(c *cli.Context) (*targetConfig, error) {
-	t := &targetConfig{blockSize: 512, provider: &session.Config{Provider: c.String("provider"), DisableCRC: c.Bool("disable-crc")}}
+	t := &targetConfig{blockSize: 512, provider: &session.Config{DisableCRC: c.Bool("disable-crc")}}
 	nqn, err := checkNQN(c)
 	if err != nil {
 		return nil, err
@@ -69,12 +69,8 @@ func parseTarget(c *cli.Context) (*targetConfig, error) {
 			return nil, usagef("--allow-host: %v", err)
 		}
 	}
-	switch t.provider.Provider {
-	case "":
-		t.provider.Provider = "auto"
-	case "auto", "verbs", "iwarp":
-	default:
-		return nil, usagef("unknown provider %q: auto, verbs or iwarp", t.provider.Provider)
+	if t.provider.Provider, err = wordOption(c, "provider", providers); err != nil {
+		return nil, err
 	}
 	listen := c.StringSlice("listen")
 	if len(listen) == 0 {
@@ -102,12 +98,9 @@ func parseTarget(c *cli.Context) (*targetConfig, error) {
 }
 
 func (t *targetConfig) parseNamespaces(c *cli.Context) error {
-	count := int64(1)
-	if c.IsSet("namespaces") {
-		var err error
-		if count, err = parseNumber(c.String("namespaces"), 0, 1024); err != nil {
-			return usagef("--namespaces %v", err)
-		}
+	count := 1
+	if err := numberOption(c, "namespaces", 0, 1024, &count); err != nil {
+		return err
 	}
 	ns := target.NamespaceConfig{BlockSize: t.blockSize, ReadOnly: c.Bool("read-only")}
 	if c.IsSet("size") {

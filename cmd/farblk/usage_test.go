@@ -5,8 +5,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-
-	"farblk/cmd/internal/session"
 )
 
 // What makes no sense is answered with one line that says so and where to find help, exit status 1, and nothing done.
@@ -22,7 +20,7 @@ func TestUsage(t *testing.T) {
 		{"connect -a 127.0.0.1 -n", `option -n needs a value`},
 		{"connect -a 127.0.0.1 -n nqn.a leftover", `unexpected argument "leftover"`},
 		{"list --output-format", `option --output-format needs a value`},
-		{"list -o xml", `unknown output format "xml"`},
+		{"list -o xml", `--output-format "xml": text or json`},
 		{"connect -a 127.0.0.1 -n not-an-nqn", `NQN "not-an-nqn": it must begin with "nqn."`},
 		{"connect -a 127.0.0.1 -n nqn.a -q nonsense", `nonsense`},
 		{"connect -a 127.0.0.1 -n nqn.a -I nonsense", `host ID`},
@@ -40,11 +38,16 @@ func TestUsage(t *testing.T) {
 		{"connect -a 127.0.0.1 -s 70000 -n nqn.a -q NQN", `port "70000" is not a number from 1 to 65535`},
 		{"connect -a 127.0.0.1 -n nqn.a -i 0", `nr-io-queues "0"`},
 		{"connect -a 127.0.0.1 -n nqn.a -Q5", `queue-size "5" is not a number from 16 to 1024`},
-		{"connect -a 127.0.0.1 -n nqn.a -k x", `keep-alive-tmo "x" is not a number of seconds`},
-		{"connect -a 127.0.0.1 -n nqn.a --io-timeout -3", `io-timeout -3 is too short`},
-		{"connect -a 127.0.0.1 -n nqn.a --pool-size 12Q", `pool-size "12Q" is not a size such as`},
+		{"connect -a 127.0.0.1 -n nqn.a -k x", `keep-alive-tmo "x" is not a number of seconds from 0 to 4294967.295, nor such a time`},
+		{"connect -a 127.0.0.1 -n nqn.a --io-timeout -3", `io-timeout "-3" is not a number of seconds from 0.001 to 86400`},
+		{"connect -a 127.0.0.1 -n nqn.a --io-timeout 4000000000", `io-timeout "4000000000" is not a number of seconds from 0.001 to 86400`},
+		{"connect -a 127.0.0.1 -n nqn.a --io-timeout 9999999h", `io-timeout "9999999h" is not .* from 0.001 to 86400`},
+		{"connect -a 127.0.0.1 -n nqn.a -l 1e999", `ctrl-loss-tmo "1e999" is not a number of seconds from -1 to 31536000`},
+		{"connect -a 127.0.0.1 -n nqn.a -k 4294968", `keep-alive-tmo "4294968" is not`},
+		{"connect -a 127.0.0.1 -n nqn.a --pool-size 12Q", `pool-size "12Q" is not a size from 4 MiB to 1 TiB`},
+		{"connect -a 127.0.0.1 -n nqn.a --pool-size 4000000000G", `pool-size "4000000000G" is not a size from 4 MiB to 1 TiB`},
 		{"connect -a 127.0.0.1 -n nqn.a --tos 256", `tos "256"`},
-		{"connect -a 127.0.0.1 -n nqn.a --provider magic", `unknown provider "magic"`},
+		{"connect -a 127.0.0.1 -n nqn.a --provider magic", `--provider "magic": auto, verbs or iwarp`},
 		{"connect -a 127.0.0.1 -n nqn.a -t tcp", `transport "tcp" is not supported: only rdma is`},
 		{"connect -a 127.0.0.1 -n nqn.a -S DHHC-1:00:x:", `authentication .* is not supported`},
 		{"connect -a 127.0.0.1 -n nqn.a --export floppy", `unknown export "floppy"`},
@@ -63,9 +66,11 @@ func TestUsage(t *testing.T) {
 		{"id-ctrl EMPTY", `no DEVICE given: try 'farblk id-ctrl --help'`},
 		{"bench", `say what to measure`},
 		{"bench -a 127.0.0.1 -n nqn.a --rw sideways", `--rw "sideways"`},
-		{"bench -a 127.0.0.1 -n nqn.a --bs 100", `--bs 100 is not a multiple of 512`},
+		{"bench -a 127.0.0.1 -n nqn.a --bs 100", `--bs "100" is not a size from 512 B to 1 MiB`},
+		{"bench -a 127.0.0.1 -n nqn.a --bs 1000", `--bs 1000 is not a multiple of 512`},
+		{"bench -a 127.0.0.1 -n nqn.a --size 0", `--size "0"`},
 		{"bench -a 127.0.0.1 -n nqn.a --rw write", `overwrites what is on the namespace`},
-		{"bench -a 127.0.0.1 -n nqn.a --time 0", `--time 0`},
+		{"bench -a 127.0.0.1 -n nqn.a --time 0", `--time "0" is not a number of seconds from 0.001 to 86400`},
 		{"bench /dev/null -a 127.0.0.1", `--traddr goes without DEVICE`},
 		{"target -n nqn.a", `say where to listen`},
 		{"target --listen 127.0.0.1:0 -n nqn.a --size 12Q", `size "12Q"`},
@@ -103,6 +108,8 @@ func TestAlone(t *testing.T) {
 		{"gen-hostnqn", `^nqn.2014-08.org.nvmexpress:uuid:[0-9a-f-]{36}$`},
 		{"completion bash", `complete .* farblk`},
 		{"connect --generate-bash-completion", `(?m)^--keep-alive-tmo$`},
+		{"connect --generate-bash-completion", `(?m)^-o=json$`},
+		{"connect --generate-bash-completion", `(?m)^--export=nbd-unix$`},
 	} {
 		var stdout, stderr bytes.Buffer
 		if status := run(strings.Fields(c.args), &stdout, &stderr); status != 0 || stderr.Len() > 0 || !regexp.MustCompile("(?m)"+c.want).MatchString(stdout.String()) {
@@ -122,21 +129,6 @@ error: add: takes 1 more words, not 0
 $`
 	if !regexp.MustCompile(want).MatchString(out.String()) {
 		t.Errorf("%s", out.String())
-	}
-}
-
-// A namespace that is refused, because another one came in its place, does not look live.
-func TestCaseH24ListRefused(t *testing.T) {
-	s := session.Status{Name: "farblk0", State: "live", Namespaces: []session.NamespaceStatus{
-		{Namespace: session.Namespace{NSID: 1, Size: 1 << 20, BlockSize: 512}},
-		{Namespace: session.Namespace{NSID: 2, Size: 1 << 20, BlockSize: 512}, Error: "another one"},
-	}}
-	var out bytes.Buffer
-	if err := listText(&out, []session.Status{s}, false); err != nil {
-		t.Fatal(err)
-	}
-	if !regexp.MustCompile(`farblk0 +1 .* live .*\nfarblk0 +2 .* refused .*\nfarblk0n2: another one\n$`).Match(out.Bytes()) {
-		t.Errorf("%s", &out)
 	}
 }
 
