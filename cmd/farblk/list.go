@@ -11,13 +11,15 @@ import (
 
 	"farblk/cmd/internal/session"
 	"farblk/host"
+	"farblk/transport"
 )
 
 func listCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "list",
-		Usage:       "show the connected namespaces",
-		Description: "Never waits for a connection that is in trouble: its state is shown instead.",
+		Name:  "list",
+		Usage: "show the connected namespaces",
+		Description: "Never waits for a connection that is in trouble: its state is shown instead.\n" +
+			"With -v, the counters from SENT on begin anew with each connect, the others with the connection.",
 		Flags: []cli.Flag{
 			outputFlag(),
 			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "show the connections and their counters, too"},
@@ -159,15 +161,42 @@ func listText(w io.Writer, all []session.Status, verbose bool) error {
 			}
 		}
 		if verbose {
-			c, err := json.Marshal(s.Counters)
-			if err != nil {
+			if err := connectionText(w, &s); err != nil {
 				return err
 			}
-			fmt.Fprintf(w, "%s: process %d, model %q, serial %q, firmware %q, provider %s (%s), controller %d, %d I/O queues of %d, %d bytes a command\n%s: counters %s\n",
-				s.Name, s.PID, s.Model, s.Serial, s.Firmware, s.Config.Provider, s.Device, s.ControllerID, s.IOQueues, s.QueueSize, s.MaxTransfer, s.Name, c)
 		}
 	}
 	return nil
+}
+
+// connectionText says what there is to know of a connection, in lines that begin with its name, and its counters as a
+// table.
+func connectionText(w io.Writer, s *session.Status) error {
+	if s.PID == 0 { // it did not say
+		return nil
+	}
+	fmt.Fprintf(w, "\n%s: process %d, provider %s (%s), controller %d\n", s.Name, s.PID, s.Config.Provider, s.Device, s.ControllerID)
+	fmt.Fprintf(w, "%s: model %q, serial %q, firmware %q\n", s.Name, s.Model, s.Serial, s.Firmware)
+	fmt.Fprintf(w, "%s: %s of %d, at most %s a command", s.Name, countOf(s.IOQueues, "I/O queue"), s.QueueSize, formatSize(s.MaxTransfer))
+	c := s.Counters
+	if c == nil {
+		fmt.Fprintln(w)
+		return nil
+	}
+	fmt.Fprintf(w, "; %s of %s for data in use; lost %s\n", formatSize(int64(c.PoolLeased)), formatSize(int64(c.PoolSize)), countOf(c.Resets, "time"))
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "QUEUE\tCOMPLETED\tUNDER WAY\tWAITING\tSPLIT\tRETRIED\tRESENT\tSENT\tIN CAPSULE\tREAD\tWRITTEN\tDOORBELLS\tPOLLS\tWAKE-UPS\t")
+	row := func(f *transport.Counters, own ...any) {
+		for _, v := range append(own, f.Commands, f.InCapsule, formatSize(int64(f.BytesRead)), formatSize(int64(f.BytesWrite)), f.Doorbells, f.Polls, f.Events) {
+			fmt.Fprint(t, v, "\t")
+		}
+		fmt.Fprintln(t)
+	}
+	for i, q := range c.Queues {
+		row(&q.Transport, i+1, q.Completed, q.Outstanding, q.Waiting, q.Splits, q.Retried, q.Resent)
+	}
+	row(&c.Admin, "admin", "-", "-", "-", "-", "-", "-")
+	return t.Flush()
 }
 
 // printable makes text from the network fit for a terminal.

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"farblk/host"
 	"farblk/host/nvme"
 	"farblk/transport"
 )
@@ -34,7 +35,7 @@ type Status struct {
 	MaxTransfer  int64  `json:"max_transfer"` // bytes of one command, 0: no limit
 
 	Namespaces []NamespaceStatus `json:"namespaces"`
-	Counters   any               `json:"counters,omitempty"` // host.Counters
+	Counters   *host.Counters    `json:"counters,omitempty"` // nil before there is a controller
 }
 
 // NamespaceStatus is a namespace with what only a list shows.

@@ -20,8 +20,8 @@ func writeMetrics(w io.Writer, s *Status) {
 	for _, n := range s.Namespaces {
 		value("farblk_namespace_bytes", fmt.Sprintf(`,nsid="%d"`, n.NSID), n.Size)
 	}
-	c, ok := s.Counters.(host.Counters)
-	if !ok {
+	c := s.Counters
+	if c == nil {
 		return
 	}
 	metric("farblk_resets_total", "counter", "Times that the connection was lost.")

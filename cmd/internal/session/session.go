@@ -418,6 +418,7 @@ func (s *session) status() *Status {
 		}
 		st.Namespaces = append(st.Namespaces, ns)
 	}
-	st.Counters = s.ctrl.Counters()
+	counters := s.ctrl.Counters()
+	st.Counters = &counters
 	return st
 }
