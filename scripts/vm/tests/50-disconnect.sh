@@ -26,6 +26,10 @@ for link in rxe siw; do
   device=$(export_of nbd)
   refused_while_open "$link, nbd" "$device"
   release
+  is "$link: disconnect itself is no user" "farblk0 disconnected" "$(farblk disconnect farblk0 <"$device" 2>&1)"
+  attempt "$link: nothing left" wait_for_nothing
+
+  connected "$link" -a "${address[$link]}" -n "$nqn" --export nbd
   disconnected "$link"
 
   connected "$link" -a "${address[$link]}" -n "$nqn" --export nbd
