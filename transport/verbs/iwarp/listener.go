@@ -31,7 +31,7 @@ type listener struct {
 
 	mu      sync.Mutex
 	open    int       // connections not yet returned by Accept
-	reading list.List // *net.TCPConn whose request is not complete, oldest first
+	reading list.List // *net.TCPConn whose request is not complete, oldest first; nil when dropped for a newer
 	closed  bool
 }
 
@@ -85,8 +85,8 @@ func (s *listener) run() {
 				tcp.Close()
 				continue
 			}
-			s.reading.Remove(oldest)
-			oldest.Value.(*net.TCPConn).Close()
+			s.reading.Remove(oldest).(*net.TCPConn).Close()
+			oldest.Value = nil
 			s.open--
 		}
 		if s.closed {
@@ -105,16 +105,12 @@ func (s *listener) run() {
 func (s *listener) greet(tcp *net.TCPConn, e *list.Element) {
 	request, err := s.readRequest(tcp)
 	s.mu.Lock()
-	evicted := true
-	for i := s.reading.Front(); i != nil; i = i.Next() {
-		evicted = evicted && i != e
-	}
-	if evicted {
-		s.mu.Unlock()
-		return
-	}
+	dropped := e.Value == nil
 	s.reading.Remove(e)
 	s.mu.Unlock()
+	if dropped {
+		return
+	}
 	defer func() {
 		s.mu.Lock()
 		s.open--

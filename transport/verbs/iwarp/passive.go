@@ -34,6 +34,18 @@ func (c *conn) takeSocket() (*net.TCPConn, error) {
 	return tcp, nil
 }
 
+// send writes a frame of the handshake.
+func send(ctx context.Context, tcp *net.TCPConn, f mpa.Frame) error {
+	b, err := f.Append(nil)
+	if err != nil {
+		return err
+	}
+	return during(ctx, tcp, func() error {
+		_, err := tcp.Write(b)
+		return err
+	})
+}
+
 // Accept sends the positive reply. The connection is up with it; nothing is sent before the initiator's first FPDU.
 func (c *conn) Accept(ctx context.Context, p verbs.ConnParams) error {
 	ctx, done, err := c.begin(ctx, true)
@@ -50,14 +62,7 @@ func (c *conn) Accept(ctx context.Context, p verbs.ConnParams) error {
 		l.IRD = maxReads // the peer could not say how many it will issue
 	}
 	reply, o := mpa.Accept(c.request, l, p.PrivateData)
-	frame, err := reply.Append(nil)
-	if err == nil {
-		err = during(ctx, tcp, func() error {
-			_, err := tcp.Write(frame)
-			return err
-		})
-	}
-	if err == nil {
+	if err = send(ctx, tcp, reply); err == nil {
 		err = c.setUp(tcp, o, false)
 	}
 	if err != nil {
@@ -78,14 +83,7 @@ func (c *conn) Reject(private []byte) error {
 	if err != nil {
 		return err
 	}
-	reply := mpa.Refuse(c.request, private)
-	frame, err := reply.Append(nil)
-	if err == nil {
-		err = during(ctx, tcp, func() error {
-			_, err := tcp.Write(frame)
-			return err
-		})
-	}
+	err = send(ctx, tcp, mpa.Refuse(c.request, private))
 	refuse(tcp)
 	c.end(verbs.ErrClosed)
 	return err

@@ -234,90 +234,100 @@ func (rx *receiver) abandon() {
 
 // consume takes FPDUs from the stream buffer.
 func (q *qp) consume() *fault {
-	rx := &q.rx
-	s := &rx.seg
 	for {
-		if s.active {
-			done, f := q.resume()
-			if !done || f != nil {
-				return f
-			}
-			continue
+		var done bool
+		var f *fault
+		if q.rx.seg.active {
+			done, f = q.resume()
+		} else {
+			done, f = q.next()
 		}
-		b := rx.buf[rx.r:rx.w]
-		if len(b) < mpa.LengthSize {
-			return nil
-		}
-		ulpdu := int(binary.BigEndian.Uint16(b))
-		if ulpdu == 0 {
-			if len(b) < mpa.Size(0) {
-				return nil
-			}
-			if f := q.emptyFPDU(b[:mpa.Size(0)]); f != nil {
-				return f
-			}
-			rx.r += mpa.Size(0)
-			continue
-		}
-		if len(b) == mpa.LengthSize {
-			return nil
-		}
-		head := mpa.LengthSize + ddp.Size(b[mpa.LengthSize])
-		size := ulpdu + mpa.LengthSize - head
-		if size < 0 {
-			s.ulpdu = 0
-			return ddpFault(ddp.TypeLocal, 0) // shorter than its own header: there is no code for it
-		}
-		if len(b) < head {
-			return nil
-		}
-		whole := len(b) >= mpa.Size(ulpdu)
-		if whole && rx.crc {
-			end := mpa.LengthSize + ulpdu
-			if !mpa.CheckTrailer(b[end:mpa.Size(ulpdu)], mpa.Sum(0, b[:end])) {
-				return mpaFault(mpa.CodeCRC)
-			}
-		}
-		s.h, _ = ddp.Parse(b[mpa.LengthSize:])
-		s.ulpdu, s.size, s.left = ulpdu, size, size
-		copy(s.raw[:], b[mpa.LengthSize:head])
-		if f := q.begin(); f != nil {
-			return f
-		}
-		if f := q.target(); f != nil {
-			return f
-		}
-		if !s.placeable() {
-			if !whole {
-				if mpa.Size(ulpdu) > longestWhole {
-					return ddpFault(ddp.TypeUntagged, ddp.UntaggedTooLong)
-				}
-				return nil
-			}
-			if f := q.control(b[head : head+size]); f != nil {
-				return f
-			}
-			rx.r += mpa.Size(ulpdu)
-			continue
-		}
-		if !whole {
-			s.active = true
-			if rx.crc {
-				s.crc = mpa.Sum(0, b[:head])
-			}
-			rx.r += head
-			continue
-		}
-		if !s.enter() {
-			return ddpFault(ddp.TypeTagged, ddp.TaggedInvalidSTag)
-		}
-		s.put(b[head : head+size])
-		s.exit()
-		rx.r += mpa.Size(ulpdu)
-		if f := q.deliver(); f != nil {
+		if !done || f != nil {
 			return f
 		}
 	}
+}
+
+// next begins with the FPDU at the head of the stream buffer. done means that the stream buffer may hold more
+// to act on: the FPDU was complete, or large enough to be taken in pieces by resume.
+func (q *qp) next() (done bool, f *fault) {
+	rx := &q.rx
+	s := &rx.seg
+	b := rx.buf[rx.r:rx.w]
+	if len(b) < mpa.LengthSize {
+		return false, nil
+	}
+	ulpdu := int(binary.BigEndian.Uint16(b))
+	if ulpdu == 0 {
+		if len(b) < mpa.Size(0) {
+			return false, nil
+		}
+		rx.r += mpa.Size(0)
+		s.ulpdu = 0 // a Terminate has no header to show
+		return true, q.emptyFPDU(b[:mpa.Size(0)])
+	}
+	if len(b) == mpa.LengthSize {
+		return false, nil
+	}
+	head := mpa.LengthSize + ddp.Size(b[mpa.LengthSize])
+	size := ulpdu + mpa.LengthSize - head
+	if size < 0 {
+		s.ulpdu = 0
+		return false, ddpFault(ddp.TypeLocal, 0) // shorter than its own header: there is no code for it
+	}
+	if len(b) < head {
+		return false, nil
+	}
+	whole := len(b) >= mpa.Size(ulpdu)
+	if whole && rx.crc {
+		end := mpa.LengthSize + ulpdu
+		if !mpa.CheckTrailer(b[end:mpa.Size(ulpdu)], mpa.Sum(0, b[:end])) {
+			return false, mpaFault(mpa.CodeCRC)
+		}
+	}
+	s.h, _ = ddp.Parse(b[mpa.LengthSize:])
+	s.ulpdu, s.size, s.left = ulpdu, size, size
+	copy(s.raw[:], b[mpa.LengthSize:head])
+	if f := q.begin(); f != nil {
+		return false, f
+	}
+	if f := q.target(); f != nil {
+		return false, f
+	}
+	switch {
+	case whole:
+		return true, q.whole(b[head : head+size])
+	case s.placeable():
+		s.active = true
+		if rx.crc {
+			s.crc = mpa.Sum(0, b[:head])
+		}
+		rx.r += head
+		return true, nil
+	case mpa.Size(ulpdu) > longestWhole:
+		return false, ddpFault(ddp.TypeUntagged, ddp.UntaggedTooLong)
+	default:
+		return false, nil
+	}
+}
+
+// whole acts on an FPDU that has come in one piece, with that payload.
+func (q *qp) whole(payload []byte) *fault {
+	s := &q.rx.seg
+	if !s.placeable() {
+		f := q.control(payload)
+		if f == nil {
+			q.rx.r += mpa.Size(s.ulpdu)
+		}
+		return f
+	}
+	if !s.enter() {
+		return ddpFault(ddp.TypeTagged, ddp.TaggedInvalidSTag)
+	}
+	s.put(payload)
+	s.exit()
+	q.rx.r += mpa.Size(s.ulpdu)
+	return q.deliver()
 }
 
 // resume goes on with a segment whose header came before. done means that it is complete.
