@@ -345,68 +345,6 @@ func TestConnectCancelled(t *testing.T) {
 	})
 }
 
-// Every step of a connect fails once, in four ways. What is left over is noticed by the race detector, by the
-// bubble (goroutines) and by the fake (requests submitted twice).
-func TestCaseH39EachStepFails(t *testing.T) {
-	for _, how := range []string{"lost", "silent", "error", "cancel"} {
-		steps := 0
-		for step := 1; ; step++ {
-			connected := false
-			inTime(t, func(t *testing.T) {
-				ft := newFakeTarget(1<<20, 1<<20)
-				cfg := testConfig(ft)
-				cfg.AdminTimeout = 3 * time.Second
-				ctx, cancel := context.WithCancel(bg)
-				defer cancel()
-				var at atomic.Int32
-				reached := func() bool { return int(at.Add(1)) == step }
-				ft.onDial = func(context.Context) error {
-					if reached() {
-						return errCut
-					}
-					return nil
-				}
-				ft.onOpen = func(context.Context, transport.QueueParams) error {
-					if reached() {
-						return errCut
-					}
-					return nil
-				}
-				ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
-					if (*nvme.Command)(&r.Command).Opcode() == nvme.AdminKeepAlive || !reached() {
-						return false
-					}
-					switch how {
-					case "lost":
-						q.Fail(errCut)
-					case "error":
-						answer(q, r, 0, nvme.StatusInternalError)
-					case "cancel":
-						cancel()
-					}
-					return true
-				}
-				c, err := Connect(ctx, cfg)
-				if err == nil {
-					connected = int(at.Load()) < step
-					if err := c.Shutdown(bg); err != nil {
-						t.Error(err)
-					}
-				}
-			})
-			if connected {
-				break
-			}
-			if steps = step; steps > 100 {
-				t.Fatal(how, "never connects")
-			}
-		}
-		if steps < 15 {
-			t.Error(how, "only", steps, "steps")
-		}
-	}
-}
-
 func TestNamespacesThatCannotBeUsed(t *testing.T) {
 	inTime(t, func(t *testing.T) {
 		ft := newFakeTarget(1 << 20)

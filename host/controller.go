@@ -208,7 +208,9 @@ func (c *Controller) arm(t timerID, after time.Duration) {
 // free gives back what is left at the end.
 func (c *Controller) free() {
 	c.work.Wait()
-	_ = c.pool.Close() // Shutdown says what is still leased
+	if err := c.pool.Close(); err != nil { // Shutdown says so, too; after a connect that failed nobody calls that
+		c.cfg.Logger.Warn("buffers have not come back", "err", err)
+	}
 }
 
 // attempt makes an association and takes it into use, up to the start of I/O.

@@ -64,6 +64,7 @@ type fakeQueue struct {
 	ctrl   *fakeController
 	params transport.QueueParams
 	wg     sync.WaitGroup
+	late   sync.Mutex // held while performLater executes: Close waits for it
 
 	mu        sync.Mutex
 	submitted []*transport.Request
@@ -116,6 +117,8 @@ func (q *fakeQueue) complete(r *transport.Request) {
 // performLater executes r after a while, unless the queue has given it up by then.
 func (q *fakeQueue) performLater(r *transport.Request, after time.Duration) {
 	time.AfterFunc(after, func() {
+		q.late.Lock()
+		defer q.late.Unlock()
 		q.mu.Lock()
 		ours := q.under[r] && !q.closed
 		q.mu.Unlock()
@@ -190,6 +193,8 @@ func (q *fakeQueue) end(err error) {
 func (q *fakeQueue) Close() error {
 	q.end(transport.ErrClosed)
 	q.wg.Wait()
+	q.late.Lock()
+	defer q.late.Unlock()
 	q.mu.Lock()
 	q.closed = true
 	var rest []*transport.Request
