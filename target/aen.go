@@ -53,7 +53,7 @@ func (q *queue) deliver(ctrl *controller) {
 			continue
 		}
 		slot := e.waiting[0]
-		e.waiting = append(e.waiting[:0], e.waiting[1:]...)
+		e.waiting = slices.Delete(e.waiting, 0, 1)
 		e.masked = append(e.masked, ev.LogID())
 		q.respond(&q.cmds[slot], uint64(ev), nvme.StatusSuccess)
 	}
@@ -63,12 +63,7 @@ func (q *queue) deliver(ctrl *controller) {
 // unmask lets the events of a log page through again, once it was read.
 func (q *queue) unmask(ctrl *controller, id nvme.LogID) {
 	e := &ctrl.events
-	for i, m := range e.masked {
-		if m == id {
-			e.masked = append(e.masked[:i], e.masked[i+1:]...)
-			break
-		}
-	}
+	e.masked = slices.DeleteFunc(e.masked, func(m nvme.LogID) bool { return m == id })
 	q.deliver(ctrl)
 }
 
@@ -77,7 +72,7 @@ func (q *queue) abortAER(ctrl *controller, cid uint16) bool {
 	e := &ctrl.events
 	for i, slot := range e.waiting {
 		if q.capsule(&q.cmds[slot]).CID() == cid {
-			e.waiting = append(e.waiting[:i], e.waiting[i+1:]...)
+			e.waiting = slices.Delete(e.waiting, i, i+1)
 			q.respond(&q.cmds[slot], 0, nvme.StatusAbortRequested)
 			return true
 		}

@@ -86,7 +86,7 @@ func (b *bed) listen(wrap ...func(verbs.Listener) verbs.Listener) verbs.Addr {
 	return addr
 }
 
-// subsystem adds one with a namespace in memory.
+// subsystem adds one with these namespaces.
 func (b *bed) subsystem(ns ...target.NamespaceConfig) *target.Subsystem {
 	b.t.Helper()
 	s, err := b.target.AddSubsystem(target.SubsystemConfig{NQN: subNQN})

@@ -75,28 +75,28 @@ func (q *queue) tryConnect(c *nvme.Command, b []byte) (result uint32, s nvme.Sta
 	case nvme.ValidateNQN(d.HostNQN) != nil:
 		return badHostNQN, nvme.StatusConnectInvalidParameters
 	}
-	s2 := q.t.Subsystem(d.SubNQN)
+	sub := q.t.Subsystem(d.SubNQN)
 	if d.SubNQN == nvme.DiscoveryNQN {
-		s2 = q.t.discovery
+		sub = q.t.discovery
 	}
-	if s2 == nil {
+	if sub == nil {
 		return badSubNQN, nvme.StatusConnectInvalidParameters
 	}
-	if !s2.allows(d.HostNQN) {
+	if !sub.allows(d.HostNQN) {
 		return badHostNQN, nvme.StatusConnectInvalidHost
 	}
 	if q.qid != 0 {
-		return q.joinController(s2, &d)
+		return q.joinController(sub, &d)
 	}
 	if d.CNTLID != nvme.AnyController {
 		return badCNTLID, nvme.StatusConnectInvalidParameters
 	}
-	ctrl, err := q.t.newController(q, s2, &d, time.Duration(c.ConnectKATO())*time.Millisecond)
+	ctrl, err := q.t.newController(q, sub, &d, time.Duration(c.ConnectKATO())*time.Millisecond)
 	if err != nil {
 		return 0, nvme.StatusConnectControllerBusy
 	}
 	q.log = q.log.With("cntlid", ctrl.id)
-	q.log.Info("host connected", "host", d.HostNQN, "subsystem", s2.cfg.NQN)
+	q.log.Info("host connected", "host", d.HostNQN, "subsystem", sub.cfg.NQN)
 	return uint32(ctrl.id), 0
 }
 

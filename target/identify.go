@@ -50,9 +50,7 @@ func (q *queue) identifyData(c *nvme.Command, ctrl *controller) (b []byte, s nvm
 	found := sub.with(nsid, func(n *namespace) {
 		switch cns {
 		case nvme.CNSNamespace, nvme.CNSAllocatedNamespace:
-			d := n.data()
-			d.ANAGRPID = n.group
-			b = d.Append(nil)
+			b = n.data().Append(nil)
 		case nvme.CNSNamespaceDescriptors:
 			b = nvme.NamespaceIDs{EUI64: n.eui64, NGUID: n.nguid, UUID: n.uuid, HasCSI: true}.Append(nil)
 		case nvme.CNSCommandSetNamespace:

@@ -29,7 +29,7 @@ func (q *queue) startIO(cmd *command, c *nvme.Command) bool {
 	return q.fail(cmd, nvme.StatusInvalidOpcode.WithDNR())
 }
 
-// locate checks a command's namespace and block range, in bytes after it.
+// locate checks a command's namespace and block range, which it returns in bytes.
 func (q *queue) locate(cmd *command, c *nvme.Command, write bool) (off, n uint64, s nvme.StatusCode) {
 	v, s := q.view(c.NSID())
 	if s != 0 {
@@ -48,11 +48,17 @@ func (q *queue) locate(cmd *command, c *nvme.Command, write bool) (off, n uint64
 	return slba << v.blockShift, blocks << v.blockShift, 0
 }
 
-func (q *queue) startRead(cmd *command, c *nvme.Command) bool {
-	off, n, s := q.locate(cmd, c, false)
+// locateData is locate for a command that moves the data.
+func (q *queue) locateData(cmd *command, c *nvme.Command, write bool) (off, n uint64, s nvme.StatusCode) {
+	off, n, s = q.locate(cmd, c, write)
 	if s == 0 && n > maxTransfer {
 		s = nvme.StatusInvalidField.WithDNR()
 	}
+	return off, n, s
+}
+
+func (q *queue) startRead(cmd *command, c *nvme.Command) bool {
+	off, n, s := q.locateData(cmd, c, false)
 	if s != 0 {
 		return q.fail(cmd, s)
 	}
@@ -92,10 +98,7 @@ func (q *queue) loadRead(cmd *command, b []byte) nvme.StatusCode {
 }
 
 func (q *queue) startWrite(cmd *command, c *nvme.Command) bool {
-	off, n, s := q.locate(cmd, c, true)
-	if s == 0 && n > maxTransfer {
-		s = nvme.StatusInvalidField.WithDNR()
-	}
+	off, n, s := q.locateData(cmd, c, true)
 	if s != 0 {
 		return q.fail(cmd, s)
 	}

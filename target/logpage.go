@@ -1,6 +1,8 @@
 package target
 
 import (
+	"slices"
+
 	"farblk/host/nvme"
 )
 
@@ -40,11 +42,7 @@ func (q *queue) logPage(c *nvme.Command, ctrl *controller) (b []byte, ok bool) {
 		}
 		return s.Append(nil), true
 	}
-	supported := false
-	for _, l := range ctrl.s.logs() {
-		supported = supported || l == id
-	}
-	if !supported {
+	if !slices.Contains(ctrl.s.logs(), id) {
 		return nil, false
 	}
 	switch id {

@@ -1,6 +1,8 @@
 package target
 
 import (
+	"slices"
+
 	"farblk/host/nvme"
 	"farblk/transport/verbs"
 )
@@ -79,12 +81,7 @@ func (q *queue) dropViews() {
 		if n.refs--; n.refs > 0 || !n.removed {
 			continue
 		}
-		for i := range s.leaving {
-			if s.leaving[i] == n {
-				s.leaving = append(s.leaving[:i], s.leaving[i+1:]...)
-				break
-			}
-		}
+		s.leaving = slices.DeleteFunc(s.leaving, func(x *namespace) bool { return x == n })
 		if err := s.t.release(n); err != nil {
 			q.log.Error("freeing a namespace", "nsid", n.id, "err", err)
 		}

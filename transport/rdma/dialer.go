@@ -17,6 +17,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -249,10 +250,5 @@ func (a *association) Close() error {
 func (a *association) forget(q *queue) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for i, x := range a.queues {
-		if x == q {
-			a.queues = append(a.queues[:i], a.queues[i+1:]...)
-			return
-		}
-	}
+	a.queues = slices.DeleteFunc(a.queues, func(x *queue) bool { return x == q })
 }
