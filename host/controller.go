@@ -45,6 +45,8 @@ type Controller struct {
 	queues   []*ioQueue
 	spaces   map[uint32]*Namespace
 	resets   uint64
+	// writesUntil is when no write of a lost association, or of a process before this one, can be alive any more.
+	writesUntil time.Time
 }
 
 // Connect makes a connection and returns when I/O can run and the namespaces are known. When ctx ends
@@ -66,6 +68,9 @@ func Connect(ctx context.Context, cfg Config) (*Controller, error) {
 		machine: machine{
 			hold: cfg.HoldWrites, reconnectDelay: cfg.ReconnectDelay, ctrlLoss: cfg.CtrlLossTimeout, fastFail: cfg.FastIOFail,
 		},
+	}
+	if cfg.HoldWrites > 0 {
+		c.writesUntil = time.Now().Add(cfg.HoldWrites)
 	}
 	settled := make(chan struct{}) // live or dead
 	go c.loop(settled)
@@ -338,7 +343,7 @@ func (c *Controller) quiesce() {
 		q.hold()
 	}
 	a.close()
-	e := machineEvent{kind: evQuiesced, grace: graceTime(a.kato, a.trafficBased, time.Duration(a.id.CQT)*time.Millisecond)}
+	e := machineEvent{kind: evQuiesced, grace: a.grace()}
 	for _, q := range queues {
 		if q.tookWrites() {
 			e.writes = true
@@ -346,6 +351,9 @@ func (c *Controller) quiesce() {
 	}
 	c.mu.Lock()
 	c.assoc = nil
+	if e.writes {
+		c.writesUntil = time.Now().Add(e.grace)
+	}
 	c.mu.Unlock()
 	c.post(e)
 }

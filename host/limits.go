@@ -2,7 +2,6 @@ package host
 
 import (
 	"fmt"
-	"time"
 
 	"farblk/host/nvme"
 )
@@ -82,21 +81,4 @@ func (l *limits) refine(c nvme.Capabilities, n nvme.NVMController) {
 		l.maxZeroes = int64(c.MinPageSize()) << n.WZSL
 	}
 	l.ranges, l.rangeBlocks, l.rangesTotal = n.DMRL, n.DMRSL, n.DMSL
-}
-
-// GraceTime is how long a controller with keep-alive timeout kato may go on with commands of a lost connection;
-// for Config.HoldWrites.
-func GraceTime(kato time.Duration) time.Duration { return graceTime(kato, true, 0) }
-
-// graceTime is how long after its last command could arrive a controller may go on with commands of a lost
-// association: it gives up after KATO without sign of life (counted in whole intervals with traffic based
-// keep-alive, so up to twice that), and then needs time to quiesce, CQT if it says so (Base 2.1, 9.6,
-// "Communication Loss Handling"). Without keep-alive, some time has to do.
-func graceTime(kato time.Duration, trafficBased bool, quiesce time.Duration) time.Duration {
-	if kato <= 0 {
-		kato = 10 * time.Second
-	} else if trafficBased {
-		kato *= 2
-	}
-	return kato + max(kato/4, time.Second, quiesce)
 }
