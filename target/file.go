@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,6 +16,9 @@ type file struct {
 	f   *os.File
 	fd  int
 	dev bool // a block device: its size is fixed
+
+	syncing sync.Mutex
+	lost    error // what a sync failed with; guarded by syncing
 }
 
 // openFile opens or makes a file of at least size bytes and returns its size.
@@ -125,7 +129,16 @@ func (b *file) zero(off, n uint64) error {
 	return nil
 }
 
-func (b *file) sync() error { return unix.Fdatasync(b.fd) }
+// sync makes the file's data durable. The kernel tells of data that it lost only
+// once, and only one of those who sync: after that, no sync succeeds any more.
+func (b *file) sync() error {
+	b.syncing.Lock()
+	defer b.syncing.Unlock()
+	if b.lost == nil {
+		b.lost = unix.Fdatasync(b.fd)
+	}
+	return b.lost
+}
 
 func (b *file) resize(_, size uint64) error {
 	if b.dev {
