@@ -105,6 +105,9 @@ func (t *Target) newQueue(p *port, conn verbs.Conn, req nvme.CMRequest) (q *queu
 	}
 	defer func() {
 		if err != nil {
+			if q.qp != nil {
+				q.qp.Close()
+			}
 			q.freeMemory()
 		}
 	}()

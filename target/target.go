@@ -332,8 +332,8 @@ func (t *Target) AddSubsystem(c SubsystemConfig) (*Subsystem, error) {
 	return s, nil
 }
 
-// RemoveSubsystem ends the subsystem's connections and forgets it. Its memory is
-// freed when the target closes.
+// RemoveSubsystem ends the subsystem's connections and forgets it. Its namespaces
+// are freed when no queue uses them any more.
 func (t *Target) RemoveSubsystem(nqn string) error {
 	t.mu.Lock()
 	s := t.subsystems[nqn]

@@ -212,10 +212,10 @@ type Completion struct {
 	Invalidated    bool
 }
 
-// QPConfig is the size of a queue pair.
+// QPConfig is the size of a queue pair. Depths are honoured exactly or exceeded; more than the device's limit
+// is an error.
 type QPConfig struct {
 	SendDepth, RecvDepth int // work requests that can be outstanding
-	// Depths are honoured exactly or exceeded; more than the device's limit is an error.
 }
 
 // QP is a reliable connected queue pair with its completion queue.
