@@ -236,17 +236,28 @@ func TestCaseH20LossesUnderLoad(t *testing.T) {
 			}
 		})
 	}
+	loaded := func() { // until all jobs are in full swing
+		completed := func() (n uint64) {
+			for _, q := range c.Counters().Queues {
+				n += q.Completed
+			}
+			return n
+		}
+		before := completed()
+		waitFor(t, func() bool { return completed() >= before+200 })
+	}
 	for range 3 {
-		time.Sleep(50 * time.Millisecond)
+		loaded()
 		resets := c.Info().Resets
 		b.DropConnections()
 		waitFor(t, func() bool { return c.Info().Resets > resets && c.State() == host.StateLive })
 	}
-	time.Sleep(50 * time.Millisecond)
+	loaded()
 	close(stop)
 	wg.Wait()
 }
 
+// waitFor waits for what tells nobody when it happens, such as a counter: it has to look now and then.
 func waitFor(t testing.TB, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(limit); !ok(); time.Sleep(time.Millisecond) {
@@ -400,7 +411,7 @@ func TestCaseE16Idle(t *testing.T) {
 	}
 	time.Sleep(100 * time.Millisecond) // what polls, and the garbage collector, come to rest
 	before := used()
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(500 * time.Millisecond) // what is measured: nothing happens
 	if d := used() - before; d > 50*time.Millisecond {
 		t.Errorf("%v of processor time in 500 ms without work", d)
 	}
@@ -455,7 +466,7 @@ func BenchmarkEndToEndRead4K(b *testing.B) {
 	}
 	for n := b.N; done < n; {
 		if q.Poll(time.Second) == 0 && done < n {
-			time.Sleep(10 * time.Microsecond)
+			time.Sleep(10 * time.Microsecond) // somebody else polls: leave the processor to the target
 		}
 	}
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "IOPS")

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"encoding/binary"
 	"io"
 	"net"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 // leakChecked fails a run that leaves goroutines behind.
@@ -205,7 +205,7 @@ func silent(ts *testscript.TestScript, _ bool, _ []string) {
 	ts.Setenv("PORT", port)
 }
 
-// eventually runs a command again and again until its output matches.
+// eventually runs a command again and again until its output matches: what it waits for shows only in there.
 func eventually(ts *testscript.TestScript, _ bool, args []string) {
 	want := regexp.MustCompile("(?m)" + args[0])
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
@@ -253,15 +253,13 @@ func sessionPID(ts *testscript.TestScript, name string) int {
 // kill9 kills the process of a session and waits until it is gone.
 func kill9(ts *testscript.TestScript, _ bool, args []string) {
 	pid := sessionPID(ts, args[0])
-	ts.Check(syscall.Kill(pid, syscall.SIGKILL))
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	for syscall.Kill(pid, 0) == nil && !inState("/proc/"+strconv.Itoa(pid)+"/stat", "Z") {
-		select {
-		case <-ctx.Done():
-			ts.Fatalf("process %d does not end", pid)
-		case <-time.After(time.Millisecond):
-		}
+	process, err := unix.PidfdOpen(pid, 0)
+	ts.Check(err)
+	defer unix.Close(process)
+	ts.Check(unix.PidfdSendSignal(process, unix.SIGKILL, nil, 0))
+	ended := []unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}
+	if n, err := unix.Poll(ended, 5000); n != 1 {
+		ts.Fatalf("process %d does not end: %v", pid, err)
 	}
 }
 
@@ -278,7 +276,8 @@ func killSessions(dir string) {
 	}
 }
 
-// freeze stops every thread of a session; it is killed when the script ends.
+// freeze stops every thread of a session; it is killed when the script ends. It is not our child: that it has stopped
+// can only be seen by looking.
 func freeze(ts *testscript.TestScript, _ bool, args []string) {
 	pid := sessionPID(ts, args[0])
 	ts.Check(syscall.Kill(pid, syscall.SIGSTOP))
