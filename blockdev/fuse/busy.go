@@ -59,6 +59,9 @@ func (e *BusyError) Error() string {
 // Unwrap is EBUSY.
 func (e *BusyError) Unwrap() error { return unix.EBUSY }
 
+// Holders are those who use the mount now.
+func (m *Mounted) Holders() []Holder { return holders(m.path) }
+
 // holders finds who uses the mount at root, by names in /proc and /sys alone: the mount itself is not touched.
 func holders(root string) []Holder {
 	inside := func(p string) bool { return p == root || strings.HasPrefix(p, root+"/") }

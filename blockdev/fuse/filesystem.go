@@ -19,7 +19,7 @@ import (
 
 // fileSystem answers the kernel: names and attributes here, data in data.go.
 //
-// Locks: mu is a leaf; the data path takes none, it loads the table.
+// Locks: mu and idleM are leaves. The data path takes idleM only; it loads the table.
 type fileSystem struct {
 	gofuse.RawFileSystem // ENOSYS for the rest, which the kernel then stops asking
 
@@ -32,8 +32,9 @@ type fileSystem struct {
 	mu    sync.Mutex // for changing what follows, and the files' owner and mode
 	next  uint64     // node number
 	table atomic.Pointer[table]
+
+	idleM sync.Mutex // for idle
 	idle  []*transfer
-	idleM sync.Mutex // leaf
 }
 
 // table is the files at one moment; it is replaced, never changed.

@@ -11,102 +11,14 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"farblk/blockdev"
+	"farblk/blockdev/blockdevtest"
 )
-
-func TestMain(m *testing.M) {
-	if path := os.Getenv(serveAt); path != "" {
-		if err := serve(path); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	goleak.VerifyTestMain(m)
-}
-
-func needFUSE(t testing.TB) {
-	t.Helper()
-	if err := checkDevice(); err != nil {
-		t.Skip(err)
-	}
-	if os.Geteuid() != 0 {
-		needProgram(t, "fusermount3")
-	}
-}
-
-func needRoot(t testing.TB) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-}
-
-func needProgram(t testing.TB, names ...string) {
-	t.Helper()
-	for _, n := range names {
-		if _, err := exec.LookPath(n); err != nil {
-			t.Skip(err)
-		}
-	}
-}
-
-func memory(t testing.TB, c blockdev.MemoryConfig) *blockdev.Memory {
-	t.Helper()
-	d, err := blockdev.NewMemory(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if n := d.Pool().Leased(); n != 0 {
-			t.Errorf("%d bytes are still leased", n)
-		}
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return d
-}
-
-// mount mounts until the test ends.
-func mount(t testing.TB, c Config) *Mounted {
-	t.Helper()
-	needFUSE(t)
-	if c.Path == "" {
-		c.Path = filepath.Join(t.TempDir(), "mnt")
-	}
-	m, err := Mount(context.Background(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		if err := m.Unmount(ctx, false); err != nil {
-			t.Error(err)
-			_ = m.Unmount(ctx, true)
-		}
-	})
-	return m
-}
-
-// open avoids package os, which would ask the file to be polled, from a goroutine that the server may need.
-func open(t testing.TB, path string, flags int) int {
-	t.Helper()
-	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatalf("open %s: %v", path, err)
-	}
-	t.Cleanup(func() { _ = unix.Close(fd) })
-	return fd
-}
 
 // TestModel compares random reads, writes, holes and zeroed ranges of any alignment with a byte slice.
 func TestModel(t *testing.T) {
@@ -348,25 +260,15 @@ func TestAddRemove(t *testing.T) {
 	_ = unix.Close(fd)
 }
 
-// faulty fails writes to its first block.
-type faulty struct{ *blockdev.Memory }
-
-type faultyQueue struct{ blockdev.Queue }
-
-func (d faulty) Queue(i int) blockdev.Queue { return faultyQueue{d.Memory.Queue(i)} }
-
-func (q faultyQueue) Submit(r *blockdev.Request) {
-	if r.Op == blockdev.Write && r.Off == 0 {
-		r.Err = fmt.Errorf("write: %w", blockdev.ErrMedia)
-		r.Done(r)
-		return
-	}
-	q.Queue.Submit(r)
-}
-
 // TestCaseE11OneError checks that a failed request is answered and leaves the others alone.
 func TestCaseE11OneError(t *testing.T) {
-	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": faulty{memory(t, blockdev.MemoryConfig{Size: 1 << 20})}}})
+	d := blockdev.NewFaulty(memory(t, blockdev.MemoryConfig{Size: 1 << 20}), func(r *blockdev.Request) (f blockdev.Fault) {
+		if r.Op == blockdev.Write && r.Off == 0 {
+			f.Err = fmt.Errorf("write: %w", blockdev.ErrMedia)
+		}
+		return f
+	})
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
 	fd := open(t, m.File("n1"), unix.O_RDWR)
 	for range 100 {
 		if _, err := unix.Pwrite(fd, make([]byte, 512), 0); err != unix.EIO {
@@ -463,16 +365,15 @@ func TestRefused(t *testing.T) {
 func TestCaseH23ForceWhileStuck(t *testing.T) {
 	needRoot(t) // else this process could not even be killed while it waits for itself
 	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20, Latency: time.Hour})
-	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
+	view, stuck := blockdevtest.Arrived(d, blockdev.Read, 1)
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": view}})
 	fd := open(t, m.File("n1"), unix.O_RDWR)
 	read := make(chan error, 1)
 	go func() {
 		_, err := unix.Pread(fd, make([]byte, 512), 0)
 		read <- err
 	}()
-	for d.Pool().Leased() == 0 {
-		syscall.Select(0, nil, nil, nil, &syscall.Timeval{Usec: 1000})
-	}
+	<-stuck
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := m.Unmount(ctx, true); !errors.Is(err, context.DeadlineExceeded) {
@@ -492,23 +393,22 @@ func TestCaseH23ForceWhileStuck(t *testing.T) {
 func TestCaseE20OwnMount(t *testing.T) {
 	needRoot(t)
 	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20, Latency: time.Hour})
-	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
-	var readers sync.WaitGroup
-	const stuck = 40 // more than go-fuse has readers of requests
-	for range stuck {
+	const readers = 40 // more than go-fuse has of requests
+	view, stuck := blockdevtest.Arrived(d, blockdev.Read, readers)
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": view}})
+	var reading sync.WaitGroup
+	for range readers {
 		fd := open(t, m.File("n1"), unix.O_RDWR|unix.O_DIRECT)
-		readers.Go(func() { _, _ = unix.Pread(fd, make([]byte, 4096), 0) })
+		reading.Go(func() { _, _ = unix.Pread(fd, make([]byte, 4096), 0) })
 	}
-	for d.Pool().Leased() < stuck*4096 {
-		syscall.Select(0, nil, nil, nil, &syscall.Timeval{Usec: 1000})
-	}
+	<-stuck
 	begin := time.Now()
 	var busy *BusyError
 	if err := m.Unmount(t.Context(), false); !errors.As(err, &busy) || time.Since(begin) > 5*time.Second {
 		t.Errorf("unmount in use: %v after %v", err, time.Since(begin))
 	}
 	_ = d.Close() // fails the reads
-	readers.Wait()
+	reading.Wait()
 	if err := m.Unmount(t.Context(), true); err != nil {
 		t.Log("unmount of a device that is closed:", err)
 	}

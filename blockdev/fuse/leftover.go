@@ -2,9 +2,6 @@ package fuse
 
 import "log/slog"
 
-// Holders are those who use the mount now.
-func (m *Mounted) Holders() []Holder { return holders(m.path) }
-
 // RemoveStale takes away the mounts at path that a killed farblk left behind. No mount at path is no error; one
 // that is being served is (EBUSY), and stays.
 func RemoveStale(path string, log *slog.Logger) error {

@@ -13,6 +13,3 @@ func Available(ctx context.Context) error {
 	}
 	return loadModule(ctx)
 }
-
-// Holders are those who use the device now; a short visit, such as a udev probe, counts as well.
-func (a *Attachment) Holders() []Holder { return holders(a.Index, -1) }

@@ -7,6 +7,15 @@ import (
 	"farblk/blockdev"
 )
 
+// Export is a device under a name.
+type Export struct {
+	Name        string // what clients ask for; UTF-8
+	Description string // for people
+	Device      blockdev.Device
+	// ReadOnly refuses writes also to a device that takes them.
+	ReadOnly bool
+}
+
 // export is an Export being served.
 type export struct {
 	Export

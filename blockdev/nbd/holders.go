@@ -66,6 +66,9 @@ func (e *BusyError) Error() string {
 // Unwrap is EBUSY.
 func (e *BusyError) Unwrap() error { return unix.EBUSY }
 
+// Holders are those who use the device now; a short visit, such as a udev probe, counts as well.
+func (a *Attachment) Holders() []Holder { return holders(a.Index, -1) }
+
 // holders finds who uses the device or one of its partitions, as far as this process may see. except is a
 // descriptor of this process that does not count.
 func holders(index, except int) []Holder {

@@ -89,11 +89,8 @@ func TestCaseE08Recovery(t *testing.T) {
 	if err := load.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for begin := writes(t, o.index); writes(t, o.index) < begin+1000; { // under load
-		if ctx.Err() != nil {
-			t.Fatalf("fio does not write: %s", out.String())
-		}
-		time.Sleep(time.Millisecond)
+	if !awaitWrites(t, ctx, o.index, 1000) { // under load
+		t.Fatalf("fio does not write: %s", out.String())
 	}
 	if _, err := Reattach(ctx, AttachConfig{Index: o.index, Device: memory(t, blockdev.MemoryConfig{Size: 1 << 20})}); err == nil {
 		t.Error("a device was taken over with another identifier")
@@ -144,6 +141,21 @@ func writes(t *testing.T, index int) (n int64) {
 	return n
 }
 
+// awaitWrites waits until a device has completed n writes more, and says whether it did before ctx ended.
+func awaitWrites(t *testing.T, ctx context.Context, index int, n int64) bool {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond) // sysfs gives no event
+	defer tick.Stop()
+	for begin := writes(t, index); writes(t, index) < begin+n; {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
+}
+
 // TestCaseE17Stale removes what a killed process left behind.
 func TestCaseE17Stale(t *testing.T) {
 	ctx := needKernel(t)
@@ -188,10 +200,12 @@ func TestCaseE02Stop(t *testing.T) {
 		close(done)
 	}()
 	for range 5 {
+		if !awaitWrites(t, ctx, o.index, 100) { // under load, and again after each stop
+			t.Fatal("fio does not write")
+		}
 		_ = o.Process.Signal(syscall.SIGSTOP)
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // the stop itself
 		_ = o.Process.Signal(syscall.SIGCONT)
-		time.Sleep(50 * time.Millisecond)
 	}
 	if s := <-done; s != "" {
 		t.Error(s)

@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"farblk/blockdev"
 )
 
 // Config is a server's. The zero value is usable.
@@ -362,13 +360,4 @@ func rawConn(sock net.Conn) (syscall.RawConn, error) {
 		return nil, fmt.Errorf("nbd: a %T is not a socket", sock)
 	}
 	return sc.SyscallConn()
-}
-
-// Export is a device under a name.
-type Export struct {
-	Name        string // what clients ask for; UTF-8
-	Description string // for people
-	Device      blockdev.Device
-	// ReadOnly refuses writes also to a device that takes them.
-	ReadOnly bool
 }

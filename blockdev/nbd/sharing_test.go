@@ -3,12 +3,12 @@ package nbd
 import (
 	"context"
 	"os"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"farblk/blockdev"
+	"farblk/blockdev/blockdevtest"
 )
 
 // ask sends requests without reading a reply, until the server takes no more or the connection ends.
@@ -23,24 +23,12 @@ func (c *client) ask(count int, r request) {
 	}()
 }
 
-// reads is d, and a channel that is closed when n Reads have reached it.
-func reads(d blockdev.Device, n int64) (blockdev.Device, <-chan struct{}) {
-	var count atomic.Int64
-	reached := make(chan struct{})
-	return blockdev.NewFaulty(d, func(r *blockdev.Request) blockdev.Fault {
-		if r.Op == blockdev.Read && count.Add(1) == n {
-			close(reached)
-		}
-		return blockdev.Fault{}
-	}), reached
-}
-
 // TestSlowReader asks for much and reads nothing for a while: the server gives it one buffer of the longest size, and
 // goes on when it reads.
 func TestSlowReader(t *testing.T) {
 	d := memory(t, blockdev.MemoryConfig{Size: 64 << 20, PoolSize: 4 << 20})
 	const count, n = 64, 512 << 10
-	counted, two := reads(d, 2)
+	counted, two := blockdevtest.Arrived(d, blockdev.Read, 2)
 	_, path := serve(t, Config{}, Export{Name: "n1", Device: counted})
 	c := dial(t, path)
 	c.open("n1", false)
@@ -60,7 +48,7 @@ func TestSlowReader(t *testing.T) {
 func TestGreedy(t *testing.T) {
 	const greedy = 12
 	d := memory(t, blockdev.MemoryConfig{Size: 64 << 20, Queues: 2, PoolSize: 32 << 20})
-	counted, all := reads(d, greedy/3+greedy/3+16) // one each, and one whole Read of 16 MiB
+	counted, all := blockdevtest.Arrived(d, blockdev.Read, greedy/3+greedy/3+16) // one each, and one whole Read of 16 MiB
 	_, path := serve(t, Config{StallTimeout: 2 * testLimit}, Export{Name: "n1", Device: counted})
 	for i := range greedy {
 		c := dial(t, path)
@@ -89,7 +77,7 @@ func TestGreedy(t *testing.T) {
 // TestEarned reads well until the client may have much leased: as much as a deep queue needs, not all there is.
 func TestEarned(t *testing.T) {
 	d := memory(t, blockdev.MemoryConfig{Size: 64 << 20, PoolSize: 16 << 20})
-	counted, eight := reads(d, 64+8)
+	counted, eight := blockdevtest.Arrived(d, blockdev.Read, 64+8)
 	_, path := serve(t, Config{}, Export{Name: "n1", Device: counted})
 	c, other := dial(t, path), dial(t, path)
 	c.open("n1", false)
