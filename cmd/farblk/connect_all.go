@@ -4,13 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os/signal"
-	"strconv"
+	"slices"
 
 	"github.com/urfave/cli/v2"
 
 	"farblk/cmd/internal/session"
+	"farblk/host"
 	"farblk/host/nvme"
 )
 
@@ -62,33 +62,30 @@ func connectAll(c *cli.Context) error {
 			failed = append(failed, fmt.Errorf("referral to %s: %w", l.Address, l.Err))
 		}
 	}
-	subsystems := 0
-	for _, e := range entries {
-		if e.SubType != nvme.SubsystemNVM || e.TransportType != nvme.TransportRDMA {
-			continue
-		}
-		subsystems++
+	subsystems := slices.DeleteFunc(entries, func(e nvme.DiscoveryEntry) bool {
+		return e.SubType != nvme.SubsystemNVM || e.TransportType != nvme.TransportRDMA
+	})
+	for _, e := range subsystems {
 		cfg, err := configOf(base, e)
+		var r *session.Result
 		if err == nil {
 			cfg.Exports, cfg.Notes = exports, notes
-			var r *session.Result
 			r, err = startSession(ctx, cfg, c.Bool("duplicate-connect"))
-			var already *session.AlreadyConnectedError
-			if errors.As(err, &already) {
-				if !asJSON {
-					fmt.Fprintf(c.App.Writer, "%s: already connected to %s at %s\n", already.Name, already.Config.Subsystem, already.Config.Address())
-				}
-				continue
+		}
+		var already *session.AlreadyConnectedError
+		switch {
+		case errors.As(err, &already):
+			if !asJSON {
+				fmt.Fprintf(c.App.Writer, "%s: already connected to %s at %s\n", already.Name, already.Config.Subsystem, already.Config.Address())
 			}
-			if err == nil {
-				results = append(results, r)
-				if !asJSON {
-					_ = printResult(c.App.Writer, r, false)
-				}
-				continue
+		case err != nil:
+			failed = append(failed, fmt.Errorf("%s at %s: %w", e.SubNQN, e.Address, err))
+		default:
+			results = append(results, r)
+			if !asJSON {
+				_ = printResult(c.App.Writer, r, false)
 			}
 		}
-		failed = append(failed, fmt.Errorf("%s at %s: %w", e.SubNQN, e.Address, err))
 		if ctx.Err() != nil {
 			break
 		}
@@ -100,7 +97,7 @@ func connectAll(c *cli.Context) error {
 			return err
 		}
 	}
-	if subsystems == 0 && !asJSON {
+	if len(subsystems) == 0 && !asJSON {
 		fmt.Fprintf(c.App.Writer, "%s names no RDMA subsystem that this host may use: see 'farblk show-hostnqn'\n", discovery.Address())
 	}
 	for _, err := range failed[min(1, len(failed)):] {
@@ -114,27 +111,15 @@ func connectAll(c *cli.Context) error {
 
 // configOf is base with the target of a discovery log entry, whose texts come from the network.
 func configOf(base *session.Config, e nvme.DiscoveryEntry) (*session.Config, error) {
-	cfg := *base
-	cfg.Name = ""
 	if err := nvme.ValidateNQN(e.SubNQN); err != nil {
 		return nil, err
 	}
-	cfg.Subsystem = e.SubNQN
-	addr, err := netip.ParseAddr(e.Address)
+	to, err := host.EntryAddress(e, base.Address())
 	if err != nil {
-		return nil, fmt.Errorf("the discovery log's address %q is no address", e.Address)
+		return nil, err
 	}
-	cfg.Remote, cfg.GID = addr.Unmap(), e.AddressFamily == nvme.FamilyIB
-	if cfg.Remote.IsLinkLocalUnicast() && cfg.Remote.Is6() && cfg.Remote.Zone() == "" && !cfg.GID {
-		cfg.Remote = cfg.Remote.WithZone(base.Remote.Zone())
-	}
-	if cfg.Local.IsValid() && cfg.Local.Is4() != cfg.Remote.Is4() {
-		cfg.Local = netip.Addr{}
-	}
-	port, err := strconv.ParseUint(e.ServiceID, 10, 16)
-	if err != nil || port == 0 {
-		return nil, fmt.Errorf("the discovery log's port %q is no port", e.ServiceID)
-	}
-	cfg.Port = uint16(port)
+	cfg := *base
+	cfg.Name, cfg.Subsystem = "", e.SubNQN
+	cfg.Remote, cfg.Port, cfg.GID, cfg.Local = to.Remote, to.Port, to.GID, to.Local
 	return &cfg, nil
 }

@@ -34,54 +34,9 @@ func disconnect(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	var wanted []string
-	for _, w := range append([]string{c.String("nqn"), c.String("device")}, c.Args().Slice()...) {
-		if w != "" {
-			wanted = append(wanted, w)
-		}
-	}
-	dir.Sweep()
-	entries, err := dir.Scan()
+	names, err := chosen(c, dir)
 	if err != nil {
 		return err
-	}
-	var names []string
-	switch {
-	case c.Bool("all") && len(wanted) > 0:
-		return usagef("--all and a name exclude each other")
-	case c.Bool("all"):
-		for _, e := range entries {
-			names = append(names, e.Name)
-		}
-	case len(wanted) == 0:
-		return usagef("say what to disconnect: -n NQN, -d DEVICE or --all")
-	}
-	for _, w := range wanted {
-		known := false // without asking the session, which may not answer
-		for _, e := range entries {
-			if e.Name != w && e.Config.Subsystem != w {
-				continue
-			}
-			known = true
-			if !slices.Contains(names, e.Name) {
-				names = append(names, e.Name)
-			}
-		}
-		if known {
-			continue
-		}
-		found, err := dir.Find(w)
-		if err != nil {
-			return err
-		}
-		if len(found) == 0 {
-			return fmt.Errorf("%s: no such connection, subsystem or device: see 'farblk list'", w)
-		}
-		for _, s := range found {
-			if !slices.Contains(names, s.Name) {
-				names = append(names, s.Name)
-			}
-		}
 	}
 	errs := make([]error, len(names))
 	var wg sync.WaitGroup
@@ -89,7 +44,7 @@ func disconnect(c *cli.Context) error {
 		wg.Go(func() { errs[i] = dir.Disconnect(c.Context, n, c.Bool("force")) })
 	}
 	wg.Wait()
-	failed := []error{}
+	var failed []error
 	for i, n := range names {
 		var busy *session.BusyError
 		switch err := errs[i]; {
@@ -108,4 +63,45 @@ func disconnect(c *cli.Context) error {
 		report(c.App.ErrWriter, "farblk disconnect", err)
 	}
 	return failed[0]
+}
+
+// chosen are the connections that the command line names.
+func chosen(c *cli.Context, dir *session.StateDir) (names []string, err error) {
+	wanted := slices.DeleteFunc(append([]string{c.String("nqn"), c.String("device")}, c.Args().Slice()...), func(w string) bool { return w == "" })
+	if all := c.Bool("all"); all && len(wanted) > 0 {
+		return nil, usagef("--all and a name exclude each other")
+	} else if !all && len(wanted) == 0 {
+		return nil, usagef("say what to disconnect: -n NQN, -d DEVICE or --all")
+	}
+	dir.Sweep()
+	entries, err := dir.Scan()
+	if err != nil {
+		return nil, err
+	}
+	choose := func(name string) {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	for _, e := range entries { // without asking the session, which may not answer
+		if c.Bool("all") || slices.Contains(wanted, e.Name) || slices.Contains(wanted, e.Config.Subsystem) {
+			choose(e.Name)
+		}
+	}
+	for _, w := range wanted {
+		if slices.ContainsFunc(entries, func(e session.Entry) bool { return e.Name == w || e.Config.Subsystem == w }) {
+			continue
+		}
+		found, err := dir.Find(w)
+		if err != nil {
+			return nil, err
+		}
+		if len(found) == 0 {
+			return nil, fmt.Errorf("%s: no such connection, subsystem or device: see 'farblk list'", w)
+		}
+		for _, s := range found {
+			choose(s.Name)
+		}
+	}
+	return names, nil
 }

@@ -9,48 +9,39 @@ import (
 )
 
 func errorLogCommand() *cli.Command {
-	return &cli.Command{
-		Name:      "error-log",
-		Usage:     "show a controller's error log, newest first",
-		ArgsUsage: "DEVICE",
-		Flags:     []cli.Flag{text("log-entries", "e", "64", "`NUMBER` of entries at most"), outputFlag()},
-		Action: func(c *cli.Context) error {
-			d, done, err := openDevice(c)
-			if err != nil {
-				return err
-			}
-			defer done()
-			want := 64
-			if err := numberOption(c, "log-entries", 1, 256, &want); err != nil {
-				return err
-			}
-			id, err := d.controller()
-			if err != nil {
-				return err
-			}
-			want = min(want, int(id.ELPE)+1)
-			b, err := d.log(nvme.LogError, nvme.AllNamespaces, want*64)
-			if err != nil {
-				return err
-			}
-			entries := nvme.ParseErrorLog(b)
-			if d.asJSON {
-				list := []map[string]any{}
-				for _, e := range entries {
-					list = append(list, objectOf(errorFields(e)))
-				}
-				return printJSON(c.App.Writer, map[string]any{"errors": list})
-			}
-			fmt.Fprintf(c.App.Writer, "Error Log Entries for %s: %d\n", d.Name, len(entries))
-			for i, e := range entries {
-				fmt.Fprintf(c.App.Writer, "Entry[%d]\n", i)
-				if err := printFields(c.App.Writer, errorFields(e), false); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
+	return deviceCommand("error-log", "show a controller's error log, newest first", []cli.Flag{text("log-entries", "e", "64", "`NUMBER` of entries at most")}, showErrorLog)
+}
+
+func showErrorLog(c *cli.Context, d *device) error {
+	want := 64
+	if err := numberOption(c, "log-entries", 1, 256, &want); err != nil {
+		return err
 	}
+	id, err := d.controller()
+	if err != nil {
+		return err
+	}
+	want = min(want, int(id.ELPE)+1, d.most()/64)
+	b, err := d.log(nvme.LogError, nvme.AllNamespaces, want*64)
+	if err != nil {
+		return err
+	}
+	entries := nvme.ParseErrorLog(b)
+	if d.asJSON {
+		list := []map[string]any{}
+		for _, e := range entries {
+			list = append(list, objectOf(errorFields(e)))
+		}
+		return printJSON(c.App.Writer, map[string]any{"errors": list})
+	}
+	fmt.Fprintf(c.App.Writer, "Error Log Entries for %s: %d\n", d.Name, len(entries))
+	for i, e := range entries {
+		fmt.Fprintf(c.App.Writer, "Entry[%d]\n", i)
+		if err := printFields(c.App.Writer, errorFields(e), false); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // errorFields has nvme-cli's names.

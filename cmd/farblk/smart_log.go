@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -10,42 +11,31 @@ import (
 )
 
 func smartLogCommand() *cli.Command {
-	return &cli.Command{
-		Name:      "smart-log",
-		Usage:     "show a controller's health log",
-		ArgsUsage: "DEVICE",
-		Flags:     []cli.Flag{namespaceFlag(), outputFlag()},
-		Action: func(c *cli.Context) error {
-			d, done, err := openDevice(c)
-			if err != nil {
-				return err
-			}
-			defer done()
-			nsid := nvme.AllNamespaces
-			if c.IsSet("namespace-id") {
-				if nsid, err = d.namespace(c); err != nil {
-					return err
-				}
-			}
-			b, err := d.log(nvme.LogSMART, nsid, 512)
-			if err != nil {
-				return err
-			}
-			s, err := nvme.ParseSMARTLog(b)
-			if err != nil {
-				return err
-			}
-			fs := smartFields(s)
-			if !d.asJSON {
-				for i, f := range fs {
-					if k, ok := f.value.(uint16); ok && strings.HasPrefix(f.name, "temperature") {
-						fs[i].value = fmt.Sprintf("%d K (%d C)", k, int(k)-273)
-					}
-				}
-			}
-			return printFields(c.App.Writer, fs, d.asJSON)
-		},
+	return deviceCommand("smart-log", "show a controller's health log", []cli.Flag{namespaceFlag()}, showSMARTLog)
+}
+
+func showSMARTLog(c *cli.Context, d *device) error {
+	nsid := nvme.AllNamespaces
+	if err := numberOption(c, "namespace-id", 1, math.MaxUint32, &nsid); err != nil {
+		return err
 	}
+	b, err := d.log(nvme.LogSMART, nsid, 512)
+	if err != nil {
+		return err
+	}
+	s, err := nvme.ParseSMARTLog(b)
+	if err != nil {
+		return err
+	}
+	fs := smartFields(s)
+	if !d.asJSON {
+		for i, f := range fs {
+			if k, ok := f.value.(uint16); ok && strings.HasPrefix(f.name, "temperature") {
+				fs[i].value = fmt.Sprintf("%d K (%d C)", k, int(k)-273)
+			}
+		}
+	}
+	return printFields(c.App.Writer, fs, d.asJSON)
 }
 
 // smartFields has nvme-cli's names. Temperatures are in kelvin.

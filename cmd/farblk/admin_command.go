@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"math"
 	"time"
 
@@ -23,20 +24,48 @@ type device struct {
 	asJSON bool
 }
 
-// openDevice reads the operand and the output format.
-func openDevice(c *cli.Context) (*device, func(), error) {
-	asJSON, err := wantJSON(c)
+// deviceCommand is a command that shows what a device says about itself: its operand is DEVICE.
+func deviceCommand(name, usage string, flags []cli.Flag, show func(c *cli.Context, d *device) error) *cli.Command {
+	return &cli.Command{
+		Name: name, Usage: usage, ArgsUsage: "DEVICE", Flags: append(flags, outputFlag()),
+		Action: func(c *cli.Context) error {
+			asJSON, err := wantJSON(c)
+			if err != nil {
+				return err
+			}
+			dir, s, err := oneSession(c)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(c.Context, adminLimit)
+			defer cancel()
+			return show(c, &device{ctx: ctx, dir: dir, Status: s, asJSON: asJSON, nsid: s.NamespaceOf(c.Args().First())})
+		},
+	}
+}
+
+// oneSession finds the connection that the command's operand names.
+func oneSession(c *cli.Context) (dir *session.StateDir, s *session.Status, err error) {
+	what, err := oneArg(c, "DEVICE")
 	if err != nil {
 		return nil, nil, err
 	}
-	dir, s, err := oneSession(c)
+	if dir, err = openStateDir(); err != nil {
+		return nil, nil, err
+	}
+	found, err := dir.Find(what)
 	if err != nil {
 		return nil, nil, err
 	}
-	d := &device{dir: dir, Status: s, asJSON: asJSON, nsid: s.NamespaceOf(c.Args().First())}
-	var cancel func()
-	d.ctx, cancel = context.WithTimeout(c.Context, adminLimit)
-	return d, cancel, nil
+	switch {
+	case len(found) == 0:
+		return nil, nil, errors.New(what + ": no such connection, subsystem or device: see 'farblk list'")
+	case len(found) > 1:
+		return nil, nil, errors.New(what + " names several connections: " + found[0].Name + ", " + found[1].Name)
+	case found[0].State == session.Unresponsive, found[0].State == session.Crashed:
+		return nil, nil, errors.New(found[0].Name + ": " + found[0].Error)
+	}
+	return dir, &found[0], nil
 }
 
 // namespace is which one a command means: -n, the one that the operand names, or the only one.
@@ -71,6 +100,14 @@ func (d *device) log(id nvme.LogID, nsid uint32, n int) ([]byte, error) {
 	var cmd nvme.Command
 	cmd.FillGetLogPage(id, nsid, 0, uint32(n), true)
 	return d.admin(&cmd, n)
+}
+
+// most is how many bytes one command can bring.
+func (d *device) most() int {
+	if d.MaxTransfer > 0 {
+		return int(min(d.MaxTransfer, session.MaxAdminData))
+	}
+	return session.MaxAdminData
 }
 
 func (d *device) admin(cmd *nvme.Command, n int) ([]byte, error) {
