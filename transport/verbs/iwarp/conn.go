@@ -20,7 +20,7 @@ type conn struct {
 	p     *Provider
 	route verbs.Route // active side
 
-	tcp     *net.TCPConn // passive side, until the queue pair has it
+	tcp     *net.TCPConn // passive side, until it is set up
 	request mpa.Frame    // passive side
 
 	life context.Context // ends with Close
@@ -29,6 +29,7 @@ type conn struct {
 
 	mu            sync.Mutex
 	phase         int
+	up            bool // the queue pair has the socket, and its engine runs
 	local, remote verbs.Addr
 	qp            *qp
 	err           error
@@ -39,9 +40,8 @@ type conn struct {
 
 // Phases of a conn.
 const (
-	phaseNew      = iota
-	phaseUnderway // in Connect, Accept or Reject
-	phaseUp
+	phaseNew   = iota
+	phaseBegun // Connect, Accept or Reject was called
 	phaseClosed
 )
 
@@ -96,7 +96,7 @@ func (c *conn) begin(ctx context.Context, needQP bool) (context.Context, context
 	case needQP && c.qp == nil:
 		return nil, nil, errors.New("the connection has no queue pair")
 	}
-	c.phase = phaseUnderway
+	c.phase = phaseBegun
 	c.busy.Add(1)
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(c.life, cancel)
@@ -115,11 +115,13 @@ func (c *conn) setUp(tcp *net.TCPConn, o mpa.Outcome, initiator bool) error {
 	}
 	c.mu.Lock()
 	c.local = addrOf(tcp.LocalAddr())
-	c.phase = phaseUp
 	c.mu.Unlock()
 	if err := c.qp.start(l, terms{outcome: o, initiator: initiator, ulpdu: ulpdu}); err != nil {
 		return err
 	}
+	c.mu.Lock()
+	c.up = true
+	c.mu.Unlock()
 	c.p.log.Debug("iWARP connection is up", "local", c.local, "remote", c.remote, "initiator", initiator,
 		"crc", o.CRC, "ird", o.IRD, "ord", o.ORD, "segment", ulpdu)
 	return nil
@@ -170,26 +172,28 @@ func (c *conn) Err() error {
 	return c.err
 }
 
-// Disconnect ends the stream in order; the peer sees all that was sent.
+// Disconnect ends the stream in order: the peer sees all that was sent, if it takes it within lingerTime.
 func (c *conn) Disconnect() error {
 	c.mu.Lock()
-	q, up := c.qp, c.phase == phaseUp
+	q := c.qp
 	c.mu.Unlock()
-	if up {
+	if q != nil && q.state.Load() != stateIdle {
 		q.disconnect(verbs.ErrClosed)
 		q.settle()
 	}
 	return nil
 }
 
-// Close ends and frees everything. It waits for the peer's end of the stream for lingerTime at most.
+// Close ends and frees everything. It waits for the peer for lingerTime at most. Nothing is sent any more when it has
+// returned, not even by the kernel.
 func (c *conn) Close() error {
 	c.kill()
+	c.mu.Lock()
+	c.phase = phaseClosed // nothing begins any more
+	c.mu.Unlock()
 	c.busy.Wait()
 	c.mu.Lock()
-	up := c.phase == phaseUp
-	c.phase = phaseClosed
-	q, tcp := c.qp, c.tcp
+	q, tcp, up := c.qp, c.tcp, c.up
 	c.tcp = nil
 	c.mu.Unlock()
 	if q != nil {

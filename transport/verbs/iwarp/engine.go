@@ -19,7 +19,7 @@ import (
 type engine struct {
 	seat    sync.Mutex   // held by the one at the socket
 	waiting atomic.Int32 // goroutines in Wait
-	looking atomic.Bool  // the one in Wait will look at the notification before it sleeps
+	looking atomic.Bool  // the one at the socket will look at the notification before it sleeps
 
 	mu     sync.Mutex // a leaf
 	seated bool
@@ -39,8 +39,7 @@ const (
 	// often it looks while another has it.
 	idleCheck = 10 * time.Millisecond
 	lazyCheck = 100 * time.Millisecond
-	// lingerTime is how long a closed connection waits for the peer's end of the stream, so that the kernel
-	// does not reset it with our last bytes unread.
+	// lingerTime is how long a closed connection waits for the peer to take our last bytes and to end the stream.
 	lingerTime = 200 * time.Millisecond
 )
 
@@ -49,19 +48,23 @@ var past = time.Unix(1, 0)
 func (e *engine) init(q *qp) {
 	e.failed = make(chan struct{})
 	e.done = make(chan struct{})
-	e.waitStep = func(uintptr) bool {
-		for more := true; more; {
-			e.looking.Store(true)
-			q.rx.mu.Lock()
-			more = q.progress()
-			q.rx.mu.Unlock()
-			e.looking.Store(false)
-			if q.cq.notified() || q.state.Load() != stateUp || q.isClosed() {
-				return true
-			}
+	enough := func() bool { return q.cq.notified() || q.isClosed() }
+	e.waitStep = func(uintptr) bool { return e.attend(q, enough) }
+}
+
+// attend makes progress until the socket has nothing more, which is false, or the one at the socket has enough.
+func (e *engine) attend(q *qp, enough func() bool) bool {
+	for more := true; more; {
+		e.looking.Store(true)
+		q.rx.mu.Lock()
+		more = q.progress()
+		q.rx.mu.Unlock()
+		e.looking.Store(false)
+		if q.state.Load() != stateUp || enough() {
+			return true
 		}
-		return false
 	}
+	return false
 }
 
 // sit takes the seat; whoever has it gets up.
@@ -138,17 +141,8 @@ func (q *qp) Wait() error {
 func (e *engine) run(q *qp) {
 	defer close(e.done)
 	seen := q.polls.Load()
-	step := func(uintptr) bool {
-		for more := true; more; {
-			q.rx.mu.Lock()
-			more = q.progress()
-			q.rx.mu.Unlock()
-			if q.state.Load() != stateUp {
-				return true
-			}
-		}
-		return e.waiting.Load() > 0 || q.polls.Load() != seen
-	}
+	enough := func() bool { return e.waiting.Load() > 0 || q.polls.Load() != seen }
+	step := func(uintptr) bool { return e.attend(q, enough) }
 	timer := time.NewTimer(idleCheck)
 	defer timer.Stop()
 	for q.state.Load() == stateUp {
@@ -169,18 +163,30 @@ func (e *engine) run(q *qp) {
 			}
 		}
 	}
+	<-e.failed
 	q.settle()
 	e.close(q)
 }
 
-// close waits a little for the peer's end of the stream and closes the socket.
+// close closes the socket. Before that it waits, for lingerTime at most, for the peer's end of the stream, and until
+// the peer has acknowledged all data. If it has not, the connection is reset: what is left in the socket would
+// otherwise be sent for userTimeout to come, when others think that nothing does so any more.
 func (e *engine) close(q *qp) {
 	e.writer.Wait() // none starts any more: the state is not up
 	e.seat.Lock()   // nor does anyone sit down for long
 	defer e.seat.Unlock()
 	if !q.tx.cut {
-		_ = q.link.tcp.SetReadDeadline(time.Now().Add(lingerTime))
-		_, _ = io.CopyN(io.Discard, q.link.tcp, 1<<20)
+		end := time.Now().Add(lingerTime)
+		_ = q.link.tcp.SetReadDeadline(end)
+		_, err := io.CopyN(io.Discard, q.link.tcp, 1<<20)
+		sent := q.link.acknowledged()
+		for (err == nil || err == io.EOF) && !sent && time.Now().Before(end) {
+			time.Sleep(time.Millisecond) // an acknowledgement wakes nobody
+			sent = q.link.acknowledged()
+		}
+		if sent {
+			q.link.release()
+		}
 	}
 	_ = q.link.tcp.Close()
 }

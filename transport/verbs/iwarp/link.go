@@ -21,14 +21,18 @@ type link struct {
 	fd  int
 }
 
+// newLink makes every close of tcp a reset, release excepted. So what the socket holds is not sent after the end of the
+// queue pair, nor after the end of the process, however it ends.
 func newLink(tcp *net.TCPConn) (link, error) {
 	raw, err := tcp.SyscallConn()
 	if err != nil {
 		return link{}, err
 	}
 	l := link{tcp: tcp, raw: raw, fd: -1}
-	err = raw.Control(func(fd uintptr) { l.fd = int(fd) })
-	return l, err
+	if err := raw.Control(func(fd uintptr) { l.fd = int(fd) }); err != nil {
+		return link{}, err
+	}
+	return l, tcp.SetLinger(0)
 }
 
 // errAgain: the socket has nothing to read, or no room.
@@ -66,9 +70,14 @@ func (l *link) writev(v []unix.Iovec) (int, syscall.Errno) {
 // finish sends the end of the stream; the peer sees it after all that was written.
 func (l *link) finish() { _ = unix.Shutdown(l.fd, unix.SHUT_WR) }
 
-// abort makes the coming close a reset.
-func (l *link) abort() {
-	_ = unix.SetsockoptLinger(l.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 0})
+// release makes the coming close an orderly one.
+func (l *link) release() { _ = l.tcp.SetLinger(-1) }
+
+// acknowledged tells whether the peer has all data that was written. The end of the stream counts as one byte, and may
+// be under way.
+func (l *link) acknowledged() bool {
+	n, err := unix.IoctlGetInt(l.fd, unix.SIOCOUTQ)
+	return err == nil && n <= 1
 }
 
 // Options of every connection. The user timeout ends a connection whose peer stopped acknowledging data, the

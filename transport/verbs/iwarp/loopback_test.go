@@ -17,12 +17,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if what := os.Getenv("FARBLK_BENCH_TARGET"); what != "" {
-		if err := serve(what); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+	for name, run := range map[string]func(string) error{"FARBLK_BENCH_TARGET": serve, dieEnv: die} {
+		if what := os.Getenv(name); what != "" {
+			if err := run(what); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			return
 		}
-		return
 	}
 	goleak.VerifyTestMain(m)
 }

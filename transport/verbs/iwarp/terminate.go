@@ -69,7 +69,6 @@ func (q *qp) disconnect(cause error) {
 	}
 	if t.pending {
 		t.cut = true
-		q.link.abort()
 	} else {
 		q.link.finish()
 	}

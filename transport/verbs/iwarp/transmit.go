@@ -125,6 +125,7 @@ func (q *qp) pump() {
 			q.engine.writeLater(q)
 			return
 		} else if errno != 0 {
+			t.cut = true
 			q.markFailed(socketError(errno))
 			return
 		}
@@ -141,8 +142,6 @@ func (q *qp) flush() syscall.Errno {
 			for j := range i {
 				t.sources[j].region.exit()
 			}
-			t.cut = true
-			q.link.abort()
 			return syscall.ECONNABORTED
 		}
 	}

@@ -141,21 +141,40 @@ func testCloseDuringConnect(t *testing.T, p verbs.Provider, o Options) {
 	mustClose(t, "unanswered request", sv.conn.Close)
 }
 
-// testQPCloseDuringConnect frees the queue pair first, as an owner does who gives up on an attempt.
+// testQPCloseDuringConnect frees the queue pair first, as an owner does who gives up on an attempt. The passive side
+// does not answer, or accepts when it is too late.
 func testQPCloseDuringConnect(t *testing.T, p verbs.Provider, o Options) {
-	cl, _, result := offer(t, p, o)
-	start := time.Now()
-	mustClose(t, "queue pair", cl.qp.Close)
-	mustClose(t, "region", cl.mr.Close)
-	mustClose(t, "connecting side", cl.conn.Close)
-	if d := time.Since(start); d > 4*time.Second {
-		t.Errorf("closing took %v", d)
-	}
-	if err := <-result; err == nil {
-		t.Error("connected without a queue pair")
-	}
-	if _, err := cl.qp.Poll(cl.buf[:]); !errors.Is(err, verbs.ErrClosed) {
-		t.Errorf("Poll after close: %v", err)
+	for name, accepts := range map[string]bool{"no answer": false, "accepted": true} {
+		t.Run(name, func(t *testing.T) {
+			cl, sv, result := offer(t, p, o)
+			start := time.Now()
+			mustClose(t, "queue pair", cl.qp.Close)
+			mustClose(t, "region", cl.mr.Close)
+			if accepts {
+				done := make(chan struct{})
+				defer func() { <-done }()
+				defer sv.conn.Close()
+				go func() {
+					defer close(done)
+					_ = sv.conn.Accept(timed(t), shape{reads: 1}.params(nil)) // may succeed: the active side ends it later
+				}()
+				if err := <-result; err == nil {
+					t.Error("connected without a queue pair")
+				}
+			}
+			mustClose(t, "connecting side", cl.conn.Close)
+			if d := time.Since(start); d > 4*time.Second {
+				t.Errorf("closing took %v", d)
+			}
+			if !accepts {
+				if err := <-result; err == nil {
+					t.Error("connected without a queue pair")
+				}
+			}
+			if _, err := cl.qp.Poll(cl.buf[:]); !errors.Is(err, verbs.ErrClosed) {
+				t.Errorf("Poll after close: %v", err)
+			}
+		})
 	}
 }
 
