@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -11,6 +10,7 @@ import (
 
 	"farblk/cmd/internal/session"
 	"farblk/host"
+	"farblk/host/nvme"
 	"farblk/transport"
 )
 
@@ -72,6 +72,7 @@ type listDevice struct {
 	Address      string           `json:"Address"`
 	State        string           `json:"State"`
 	Error        string           `json:"Error,omitempty"`
+	ANAState     string           `json:"ANAState,omitempty"`
 	ReadOnly     bool             `json:"ReadOnly"`
 	EUI64        string           `json:"EUI64,omitempty"`
 	NGUID        string           `json:"NGUID,omitempty"`
@@ -99,6 +100,7 @@ func devicesOf(s session.Status) []listDevice {
 		if n.BlockSize > 0 {
 			d.MaximumLBA = n.Size / int64(n.BlockSize)
 		}
+		d.ANAState = n.ANA
 		d.ReadOnly, d.EUI64, d.NGUID, d.UUID = n.ReadOnly, n.EUI64, n.NGUID, n.UUID
 		if n.Error != "" && d.State == host.StateLive.String() {
 			d.State, d.Error = refused, n.Error
@@ -124,9 +126,7 @@ func listJSON(w io.Writer, all []session.Status, verbose bool) error {
 	if verbose {
 		out.Connections = all
 	}
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(out)
+	return printJSON(w, out)
 }
 
 func listText(w io.Writer, all []session.Status, verbose bool) error {
@@ -156,8 +156,11 @@ func listText(w io.Writer, all []session.Status, verbose bool) error {
 			fmt.Fprintf(w, "%s: %s\n", s.Name, printable(s.Error))
 		}
 		for _, d := range devicesOf(s) {
-			if d.State == refused {
+			switch {
+			case d.State == refused:
 				fmt.Fprintf(w, "%sn%d: %s\n", d.Name, d.NameSpace, printable(d.Error))
+			case d.ANAState == nvme.ANAInaccessible.String(), d.ANAState == nvme.ANAChange.String(), d.ANAState == nvme.ANAPersistentLoss.String():
+				fmt.Fprintf(w, "%sn%d: the controller cannot reach it (ANA state %s)\n", d.Name, d.NameSpace, d.ANAState)
 			}
 		}
 		if verbose {

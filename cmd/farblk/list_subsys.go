@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 
 	"github.com/urfave/cli/v2"
@@ -25,9 +24,7 @@ func listSubsysCommand() *cli.Command {
 			}
 			hosts := hostsOf(all)
 			if asJSON {
-				e := json.NewEncoder(c.App.Writer)
-				e.SetIndent("", "  ")
-				return e.Encode(hosts)
+				return printJSON(c.App.Writer, hosts)
 			}
 			for _, h := range hosts {
 				for _, s := range h.Subsystems {

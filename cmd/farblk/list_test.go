@@ -16,12 +16,14 @@ func TestCaseH24ListRefused(t *testing.T) {
 	s := session.Status{Name: "farblk0", State: "live", Namespaces: []session.NamespaceStatus{
 		{Namespace: session.Namespace{NSID: 1, Size: 1 << 20, BlockSize: 512}},
 		{Namespace: session.Namespace{NSID: 2, Size: 1 << 20, BlockSize: 512}, Error: "another one"},
+		{Namespace: session.Namespace{NSID: 3}, ANA: "optimized"},
+		{Namespace: session.Namespace{NSID: 4}, ANA: "inaccessible"},
 	}}
 	var out bytes.Buffer
 	if err := listText(&out, []session.Status{s}, false); err != nil {
 		t.Fatal(err)
 	}
-	if !regexp.MustCompile(`farblk0 +1 .* live .*\nfarblk0 +2 .* refused .*\nfarblk0n2: another one\n$`).Match(out.Bytes()) {
+	if !regexp.MustCompile(`farblk0 +1 .* live .*\nfarblk0 +2 .* refused .*\n.*\n.*\nfarblk0n2: another one\nfarblk0n4: the controller cannot reach it \(ANA state inaccessible\)\n$`).Match(out.Bytes()) {
 		t.Errorf("%s", &out)
 	}
 }

@@ -41,8 +41,9 @@ type Status struct {
 // NamespaceStatus is a namespace with what only a list shows.
 type NamespaceStatus struct {
 	Namespace
-	Used     int64  `json:"used"`            // bytes
-	Error    string `json:"error,omitempty"` // why it takes no I/O although its controller is live
+	Used     int64  `json:"used"`                // bytes
+	Error    string `json:"error,omitempty"`     // why it takes no I/O although its controller is live
+	ANA      string `json:"ana_state,omitempty"` // where the controller reports it
 	ReadOnly bool   `json:"read_only,omitempty"`
 	EUI64    string `json:"eui64,omitempty"`
 	NGUID    string `json:"nguid,omitempty"`

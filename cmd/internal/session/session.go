@@ -403,6 +403,9 @@ func (s *session) status() *Status {
 		if err := n.Err(); err != nil {
 			ns.Error = err.Error()
 		}
+		if a := n.ANAState(); a != 0 {
+			ns.ANA = a.String()
+		}
 		ids := n.IDs()
 		if !ids.EUI64.IsZero() {
 			ns.EUI64 = ids.EUI64.String()
