@@ -456,23 +456,3 @@ func (c *Controller) Admin(ctx context.Context, cmd *nvme.Command, data []byte, 
 	}
 	return a.call(ctx, cmd, data, dir)
 }
-
-// LogPage fills buf, whose length is a multiple of 4, from a log page at byte off, in pieces of at most
-// 4096 bytes. nsid is nvme.AllNamespaces for the whole controller. Pending events of the log are kept.
-// Errors: as Admin's.
-func (c *Controller) LogPage(ctx context.Context, id nvme.LogID, nsid uint32, off uint64, buf []byte) error {
-	a, err := c.live()
-	if err != nil {
-		return err
-	}
-	return a.readLog(ctx, id, nsid, off, buf, true)
-}
-
-// IdentifyData reads one of the Identify data structures, 4096 bytes. Errors: as Admin's.
-func (c *Controller) IdentifyData(ctx context.Context, cns nvme.CNS, nsid uint32) ([]byte, error) {
-	a, err := c.live()
-	if err != nil {
-		return nil, err
-	}
-	return a.identifyData(ctx, cns, nsid)
-}
