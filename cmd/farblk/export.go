@@ -53,7 +53,7 @@ func openStateDir() (*session.StateDir, error) {
 		return nil, err
 	}
 	return &session.StateDir{Path: path, RemoveLeftover: removeLeftover, Crashed: func(name, log string) {
-		fmt.Fprintf(os.Stderr, "farblk: %s had died: its log is kept as %s\n", name, log)
+		fmt.Fprintf(os.Stderr, "farblk: %s did not end in an orderly way: its log is kept as %s\n", name, log)
 	}}, nil
 }
 
