@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,6 +26,10 @@ type adminCommands struct {
 	pool      *blockdev.Pool
 	free      chan *adminSlot // for all
 	keepAlive *adminSlot      // for the keep-alive, which must not wait for the others
+
+	mu     sync.Mutex
+	closed bool
+	users  sync.WaitGroup // calls under way: they use the pool's memory; Add with mu held
 }
 
 // adminSlot is the record and the data of one command.
@@ -94,10 +99,32 @@ func (e *TimeoutError) Error() string { return fmt.Sprintf("%s: no answer within
 // Timeout marks it as one.
 func (e *TimeoutError) Timeout() bool { return true }
 
+// close makes further calls fail and waits for those under way, whose queue has ended: then nobody uses the
+// pool's memory.
+func (a *adminCommands) close() {
+	a.mu.Lock()
+	a.closed = true
+	a.mu.Unlock()
+	a.users.Wait()
+}
+
 // call runs cmd on tq and waits for its completion, moving data, ordinary memory, in direction dir. After
 // timeout without completion the queue fails. Errors: *nvme.StatusError, with the completion; *TimeoutError;
-// *transport.LostError; ctx's, and then the command may still be under way.
+// *transport.LostError; blockdev.ErrClosed; ctx's, and then the command may still be under way.
 func (a *adminCommands) call(ctx context.Context, tq transport.Queue, timeout time.Duration, cmd *nvme.Command, data []byte, dir transport.Direction) (nvme.Completion, error) {
+	a.mu.Lock()
+	if a.closed {
+		a.mu.Unlock()
+		return nvme.Completion{}, blockdev.ErrClosed
+	}
+	a.users.Add(1)
+	a.mu.Unlock()
+	defer a.users.Done()
+	select { // rather than a slot that is free as well
+	case <-tq.Done():
+		return nvme.Completion{}, tq.Err()
+	default:
+	}
 	select {
 	case s := <-a.free:
 		return s.call(ctx, tq, timeout, cmd, data, dir)
@@ -111,7 +138,7 @@ func (a *adminCommands) call(ctx context.Context, tq transport.Queue, timeout ti
 func (s *adminSlot) call(ctx context.Context, tq transport.Queue, timeout time.Duration, cmd *nvme.Command, data []byte, dir transport.Direction) (cqe nvme.Completion, err error) {
 	buf := s.buf
 	if len(data) > len(buf) {
-		if s.lease, err = s.home.pool.Lease(ctx, len(data)); err != nil {
+		if s.lease, err = leaseFor(ctx, tq, s.home.pool, len(data)); err != nil {
 			s.recycle()
 			return cqe, err
 		}
@@ -162,6 +189,24 @@ func (s *adminSlot) call(ctx context.Context, tq transport.Queue, timeout time.D
 		copy(data, buf)
 	}
 	return cqe, nil
+}
+
+// leaseFor waits for a buffer for a command on tq as long as that lives.
+func leaseFor(ctx context.Context, tq transport.Queue, pool *blockdev.Pool, size int) ([]byte, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-tq.Done():
+			cancel(tq.Err())
+		case <-ctx.Done():
+		}
+	}()
+	b, err := pool.Lease(ctx, size)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return b, err
 }
 
 func commandName(cmd *nvme.Command) string {

@@ -26,7 +26,7 @@ type Controller struct {
 
 	happened chan machineEvent
 	loopDone chan struct{}
-	done     chan struct{}  // closed when dead and everything is given back
+	done     chan struct{}  // closed when dead and everything but the pool is given back
 	work     sync.WaitGroup // attempts, quiesces and shutdowns under way
 	notify   sync.Mutex     // one OnEvent at a time
 
@@ -78,15 +78,21 @@ func Connect(ctx context.Context, cfg Config) (*Controller, error) {
 	select {
 	case <-settled:
 	case <-ctx.Done():
-		c.post(machineEvent{kind: evDelete, err: context.Cause(ctx)})
-		<-c.done
+		c.discard()
 		return nil, context.Cause(ctx)
 	}
 	if c.State() == StateDead {
-		<-c.done
+		c.discard()
 		return nil, c.Err()
 	}
 	return c, nil
+}
+
+// discard frees what a connect that failed leaves.
+func (c *Controller) discard() {
+	if err := c.Shutdown(context.Background()); err != nil { // nobody has had any
+		c.cfg.Logger.Warn("buffers have not come back", "err", err)
+	}
 }
 
 // post tells the machine what happened.
@@ -193,7 +199,7 @@ func (c *Controller) do(a action) {
 		c.armed[a.timer]++
 	case doFree:
 		close(c.loopDone)
-		c.free()
+		c.work.Wait()
 		close(c.done)
 	}
 }
@@ -208,14 +214,6 @@ func (c *Controller) arm(t timerID, after time.Duration) {
 	c.timers[t] = time.AfterFunc(after, func() {
 		c.post(machineEvent{kind: evTimer, timer: t, armed: generation})
 	})
-}
-
-// free gives back what is left at the end.
-func (c *Controller) free() {
-	c.work.Wait()
-	if err := c.pool.Close(); err != nil { // Shutdown says so, too; after a connect that failed nobody calls that
-		c.cfg.Logger.Warn("buffers have not come back", "err", err)
-	}
 }
 
 // attempt makes an association and takes it into use, up to the start of I/O.
@@ -410,13 +408,14 @@ func (c *Controller) Err() error {
 	return c.err
 }
 
-// Done is closed when the connection is dead and all of it is given back.
+// Done is closed when the connection is dead: nothing of it is left but the pool, which stays until Shutdown, so that
+// requests can still be made, and fail with what Err says.
 func (c *Controller) Done() <-chan struct{} { return c.done }
 
 // Shutdown ends the connection: requests that wait fail with blockdev.ErrClosed, those under way get time to
-// end, the controller is told, everything is freed, and no goroutine is left. It takes little more than
-// ShutdownTimeout even if the controller does not answer. If ctx ends first the shutdown goes on. Errors:
-// ctx's; buffers that are still leased. It may be called again.
+// end, the controller is told, everything is freed, the pool too, and no goroutine is left. It takes little more than
+// ShutdownTimeout even if the controller does not answer. If ctx ends first the shutdown goes on, without the pool.
+// Errors: ctx's; buffers that are still leased. It may be called again.
 func (c *Controller) Shutdown(ctx context.Context) error {
 	c.post(machineEvent{kind: evDelete})
 	select {
@@ -424,7 +423,8 @@ func (c *Controller) Shutdown(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	return c.pool.Close() // once more: buffers may have come back
+	c.cmds.close()
+	return c.pool.Close()
 }
 
 // errNotLive is what admin commands get while there is no association.
