@@ -145,25 +145,25 @@ func (c *Controller) take(a *association, f *found) (n *Namespace, kind EventKin
 		n.mu.Unlock()
 		old := n.Info()
 		looks := g != nil && old.Size == g.info.Size && last != nil && last.id.SN == a.id.SN && last.id.MN == a.id.MN
-		switch same := sameNamespace(before, f.ids, looks); {
-		case g != nil && same && old.BlockSize == g.info.BlockSize:
-			if gone {
-				n.update(g, f)
+		same := sameNamespace(before, f.ids, looks)
+		if g != nil && same && old.BlockSize == g.info.BlockSize {
+			changed := n.update(g, f)
+			switch {
+			case gone:
 				return n, EventNamespaceAdded, nil
-			}
-			if n.update(g, f) {
+			case changed:
 				return n, EventNamespaceChanged, nil
 			}
 			return n, EventState, nil
-		case gone: // its removal has been told
-		default:
-			if err == nil {
-				err = fmt.Errorf("%w: namespace %d was %s, now it is %s", blockdev.ErrChanged, f.nsid, old.ID, g.info.ID)
-				if same {
-					err = fmt.Errorf("%w: namespace %d had blocks of %d bytes, now %d", blockdev.ErrChanged, f.nsid, old.BlockSize, g.info.BlockSize)
-				}
-			} else {
+		}
+		if !gone { // else its removal has been told, and this one is new
+			switch {
+			case g == nil:
 				err = fmt.Errorf("%w: %w", blockdev.ErrChanged, err)
+			case same:
+				err = fmt.Errorf("%w: namespace %d had blocks of %d bytes, now %d", blockdev.ErrChanged, f.nsid, old.BlockSize, g.info.BlockSize)
+			default:
+				err = fmt.Errorf("%w: namespace %d was %s, now it is %s", blockdev.ErrChanged, f.nsid, old.ID, g.info.ID)
 			}
 			known := n.Err() != nil
 			n.refuse(err)
