@@ -158,11 +158,15 @@ func readReply(r io.Reader) (mpa.Frame, error) {
 	return f, nil
 }
 
+// errSilent is a peer that has not answered when the time is over, which alone does not make it the wrong one.
+var errSilent = errors.New("it accepted the TCP connection but has not answered the MPA request: a slow target, " +
+	"or a port that does not speak iWARP")
+
 // handshakeError says what a failed read or write means in the handshake.
 func handshakeError(err error) error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &verbs.HandshakeError{Detail: "it accepted the TCP connection but never answered the MPA request"}
+		return errSilent
 	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
 		return errUnanswered
 	}

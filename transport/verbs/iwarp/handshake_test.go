@@ -68,7 +68,6 @@ func TestNotIWARP(t *testing.T) {
 		"NVMe/TCP":         {func(c net.Conn) { c.Write([]byte{1, 0, 128, 0, 128, 0, 0, 0}); io.Copy(io.Discard, c) }, "NVMe/TCP"},
 		"NVMe/TCP, error":  {func(c net.Conn) { c.Write([]byte{3, 0, 24, 0, 80, 0, 0, 0}); io.Copy(io.Discard, c) }, "NVMe/TCP"},
 		"cut reply":        {func(c net.Conn) { request(c); c.Write([]byte("MPA ID Rep Frame")) }, "inside its MPA reply"},
-		"silence":          {func(c net.Conn) { io.Copy(io.Discard, c) }, "never answered the MPA request"},
 		"markers":          {reply(func(f *mpa.Frame) { f.Markers = true }), "markers"},
 		"other revision":   {reply(func(f *mpa.Frame) { f.Revision = 1; f.IsEnhanced = false }), "revision"},
 		"too many reads":   {reply(func(f *mpa.Frame) { f.Enhanced.ORD = 1000 }), "RDMA Reads"},
@@ -81,10 +80,6 @@ func TestNotIWARP(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
-			if name == "silence" {
-				ctx, cancel = context.WithTimeout(context.Background(), 50*time.Millisecond)
-				defer cancel()
-			}
 			conn, err := iwarp.New(iwarp.Options{}).Resolve(ctx, verbs.Route{Remote: service(t, c.handle)})
 			if err != nil {
 				t.Fatal(err)
@@ -95,13 +90,55 @@ func TestNotIWARP(t *testing.T) {
 			if !errors.As(err, &h) || !strings.Contains(err.Error(), c.want) {
 				t.Fatalf("%v, want a HandshakeError with %q", err, c.want)
 			}
-			if timeout := errors.Is(err, verbs.ErrTimeout); timeout != (name == "silence") {
-				t.Errorf("is ErrTimeout: %v", timeout)
+			if errors.Is(err, verbs.ErrTimeout) {
+				t.Error("is ErrTimeout")
 			}
 			if n, err := e.qp.Poll(make([]verbs.Completion, 1)); n != 0 || err != nil {
 				t.Errorf("poll: %d, %v", n, err)
 			}
 		})
+	}
+}
+
+// TestSilence: no answer, or half of one, is a timeout and not a wrong peer.
+func TestSilence(t *testing.T) {
+	for _, reply := range []string{"", "MPA ID Rep Frame"} {
+		at := service(t, func(c net.Conn) { request(c); io.WriteString(c, reply); io.Copy(io.Discard, c) })
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		defer cancel()
+		conn, err := iwarp.New(iwarp.Options{}).Resolve(ctx, verbs.Route{Remote: at})
+		if err != nil {
+			t.Fatal(err)
+		}
+		newEnd(t, conn)
+		_, err = conn.Connect(ctx, params)
+		var h *verbs.HandshakeError
+		if !errors.Is(err, verbs.ErrTimeout) || !errors.Is(err, context.DeadlineExceeded) || errors.As(err, &h) ||
+			!strings.Contains(err.Error(), "a slow target") {
+			t.Errorf("%q: %v", reply, err)
+		}
+	}
+}
+
+// TestRevision1Depths: a peer of revision 1 cannot be told how many of its RDMA READs are served, so all are that it
+// may well issue.
+func TestRevision1Depths(t *testing.T) {
+	a, b := pairOf(t, iwarp.Options{MPARevision: 1}, iwarp.Options{}, verbs.ConnParams{ResponderResources: 1, InitiatorDepth: 128})
+	b.recv(0, 0, 0)
+	a.post(a.send(0, verbs.OpSend, 0, 0, 0)) // from now on the responder may send
+	a.expect(0, verbs.StatusOK)
+	b.expect(0, verbs.StatusOK)
+	for _, c := range []struct{ from, to *end }{{a, b}, {b, a}} {
+		var reads []*verbs.SendWR
+		for i := range uint64(128) {
+			r := c.from.send(i, verbs.OpRDMARead, 0, int(i)*8, 8)
+			r.RKey, r.RemoteAddr = c.to.mr.RKey(), c.to.mr.RemoteAddr(c.to.mem)
+			reads = append(reads, r)
+		}
+		c.from.post(reads...)
+		for i := range reads {
+			c.from.expect(uint64(i), verbs.StatusOK)
+		}
 	}
 }
 

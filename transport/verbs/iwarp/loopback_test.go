@@ -158,6 +158,10 @@ var params = verbs.ConnParams{ResponderResources: 16, InitiatorDepth: 16}
 
 // pair connects two ends of two providers.
 func pair(t testing.TB, active, passive iwarp.Options) (*end, *end) {
+	return pairOf(t, active, passive, params)
+}
+
+func pairOf(t testing.TB, active, passive iwarp.Options, p verbs.ConnParams) (*end, *end) {
 	ctx := testContext(t)
 	l := listen(t, iwarp.New(passive), "127.0.0.1")
 	c, err := iwarp.New(active).Resolve(ctx, verbs.Route{Remote: l.Addr()})
@@ -166,10 +170,10 @@ func pair(t testing.TB, active, passive iwarp.Options) (*end, *end) {
 	}
 	a := newEnd(t, c)
 	done := make(chan error, 1)
-	p := params
-	p.PrivateData = []byte("hello")
+	hello := p
+	hello.PrivateData = []byte("hello")
 	go func() {
-		private, err := c.Connect(ctx, p)
+		private, err := c.Connect(ctx, hello)
 		if err == nil && string(private) != "welcome" {
 			t.Errorf("accept's private data %q", private)
 		}

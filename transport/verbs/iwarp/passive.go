@@ -58,9 +58,6 @@ func (c *conn) Accept(ctx context.Context, p verbs.ConnParams) error {
 		return err
 	}
 	l := c.p.negotiable(p, c.request.Revision)
-	if !c.request.IsEnhanced {
-		l.IRD = maxReads // the peer could not say how many it will issue
-	}
 	reply, o := mpa.Accept(c.request, l, p.PrivateData)
 	if err = send(ctx, tcp, reply); err == nil {
 		err = c.setUp(tcp, o, false)

@@ -11,7 +11,6 @@ const (
 const (
 	TaggedInvalidSTag = 0
 	TaggedBounds      = 1
-	TaggedOtherStream = 2
 	TaggedWrap        = 3
 	TaggedVersion     = 4
 )

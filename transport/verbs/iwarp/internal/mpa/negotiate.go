@@ -7,7 +7,8 @@ type Local struct {
 	CRC      bool // ask for CRC; without it the peer decides (RFC 5044 section 7.1.1: either side can force it)
 	Revision uint8
 	IRD, ORD uint16
-	// MaxIRD bounds how far IRD may be raised to what the responder wants to use (RFC 6581 section 9.1).
+	// MaxIRD bounds how far IRD may be raised to what the peer wants to use (RFC 6581 section 9.1). It is the IRD
+	// with a peer of revision 1, which can neither say how many RDMA Reads it will issue nor learn what is served.
 	MaxIRD     uint16
 	PeerToPeer bool // initiator: let the responder send first, by an RTR frame
 	RTR        RTR  // what kinds of RTR frames this side can do
@@ -31,13 +32,10 @@ type NegotiationError struct {
 // Error is the detail.
 func (e *NegotiationError) Error() string { return e.Detail }
 
-// Codes of NegotiationError and of FPDU errors.
+// Codes of NegotiationError and of FPDU errors, those that are found here.
 const (
-	CodeClosed          = 1 // TCP connection closed, terminated or lost
 	CodeCRC             = 2
-	CodeMarker          = 3
 	CodeInvalidFrame    = 4 // invalid MPA request or reply frame
-	CodeLocal           = 5 // local catastrophic error
 	CodeInsufficientIRD = 6
 	CodeNoRTR           = 7
 )
@@ -69,19 +67,17 @@ func CheckRequest(req Frame) error {
 	return nil
 }
 
-// Accept is the responder's positive reply to req, and the outcome. l.IRD and l.ORD are lowered to what the
-// initiator can use.
+// Accept is the responder's positive reply to req, and the outcome. ORD is lowered to what the initiator serves.
 func Accept(req Frame, l Local, private []byte) (Frame, Outcome) {
 	out := Outcome{CRC: req.CRC || l.CRC, IRD: l.IRD, ORD: l.ORD}
 	f := Frame{Kind: Reply, CRC: out.CRC, Revision: req.Revision, Private: private}
 	if !req.IsEnhanced {
+		out.IRD = l.MaxIRD
 		return f, out
 	}
 	if req.Enhanced.IRD != MaxDepth {
 		out.ORD = min(out.ORD, req.Enhanced.IRD)
 	}
-	f.IsEnhanced = true
-	f.Enhanced = Enhanced{IRD: out.IRD, ORD: out.ORD}
 	if req.Enhanced.PeerToPeer {
 		// One kind is chosen. A Write needs nothing of the responder, so it goes first.
 		for _, r := range []RTR{RTRWrite, RTRRead, RTRFPDU} {
@@ -90,8 +86,12 @@ func Accept(req Frame, l Local, private []byte) (Frame, Outcome) {
 				break
 			}
 		}
-		f.Enhanced.PeerToPeer, f.Enhanced.RTR = true, out.RTR
 	}
+	if out.RTR == RTRRead {
+		out.IRD = max(out.IRD, 1) // that frame has to be served
+	}
+	f.IsEnhanced = true
+	f.Enhanced = Enhanced{IRD: out.IRD, ORD: out.ORD, PeerToPeer: req.Enhanced.PeerToPeer, RTR: out.RTR}
 	return f, out
 }
 
@@ -121,6 +121,7 @@ func Conclude(req, reply Frame, l Local) (Outcome, error) {
 	}
 	out := Outcome{CRC: req.CRC || reply.CRC, IRD: l.IRD, ORD: l.ORD}
 	if !req.IsEnhanced {
+		out.IRD = l.MaxIRD
 		return out, nil
 	}
 	e := reply.Enhanced

@@ -17,9 +17,9 @@ func TestNegotiation(t *testing.T) {
 		badReply uint8 // of CheckRequest's error
 	}{
 		{
-			name: "revision 1 knows no depths",
-			a:    Local{CRC: true, Revision: 1, IRD: 8, ORD: 9}, p: Local{IRD: 5, ORD: 6},
-			outA: Outcome{CRC: true, IRD: 8, ORD: 9}, outP: Outcome{CRC: true, IRD: 5, ORD: 6},
+			name: "revision 1 knows no depths: serve what can be served",
+			a:    Local{CRC: true, Revision: 1, IRD: 8, ORD: 9, MaxIRD: 128}, p: Local{IRD: 5, ORD: 6, MaxIRD: 64},
+			outA: Outcome{CRC: true, IRD: 128, ORD: 9}, outP: Outcome{CRC: true, IRD: 64, ORD: 6},
 		},
 		{
 			name: "depths swap and shrink",
@@ -44,7 +44,7 @@ func TestNegotiation(t *testing.T) {
 		{
 			name: "RTR by Read",
 			a:    Local{Revision: 2, PeerToPeer: true, RTR: RTRRead | RTRFPDU}, p: Local{RTR: all},
-			outA: Outcome{RTR: RTRRead}, outP: Outcome{RTR: RTRRead},
+			outA: Outcome{RTR: RTRRead}, outP: Outcome{RTR: RTRRead, IRD: 1},
 		},
 		{
 			name: "no common RTR",

@@ -30,7 +30,6 @@ const (
 	OperationVersion           = 5
 	OperationOpcode            = 6
 	OperationStream            = 7 // catastrophic error, localized to the stream
-	Unspecified                = 0xff
 )
 
 const (
