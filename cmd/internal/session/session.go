@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"slices"
@@ -44,7 +45,7 @@ type session struct {
 	mu      sync.Mutex
 	ctrl    *host.Controller // nil until connected
 	ways    []Exporter
-	exports map[uint32][]Export // by namespace
+	exports map[uint32]exported // by namespace ID
 	notes   []string
 	failure error // why the controller is dead
 
@@ -55,6 +56,12 @@ type session struct {
 	cancelStart context.CancelFunc
 	started     chan struct{} // closed when the start is over
 	ended       chan struct{} // closed when everything is undone
+}
+
+// exported is a namespace and what it is exported as.
+type exported struct {
+	of *host.Namespace
+	as []Export
 }
 
 // ask is somebody's wish to disconnect.
@@ -70,7 +77,7 @@ func Run(ctx context.Context, f *Folder, c *Config, o Options) error {
 	defer cancelStart()
 	s := &session{
 		folder: f, config: c, log: o.Logger,
-		exports: map[uint32][]Export{}, changed: make(chan struct{}, 1), asks: make(chan ask),
+		exports: map[uint32]exported{}, changed: make(chan struct{}, 1), asks: make(chan ask),
 		cancelStart: cancelStart, started: make(chan struct{}), ended: make(chan struct{}),
 	}
 	f.keep = len(c.TakeOver) > 0 // until it is served again
@@ -172,22 +179,37 @@ func (s *session) start(ctx context.Context, o *Options) error {
 // follow makes the exports those of the namespaces that there are now. A namespace that cannot be exported is an
 // error, but does not keep the others from it.
 func (s *session) follow(ctx context.Context) error {
-	var errs []error
-	present := map[uint32]bool{}
-	for _, n := range s.ctrl.Namespaces() {
-		id := n.NSID()
-		present[id] = true
-		s.mu.Lock()
-		_, known := s.exports[id]
-		s.mu.Unlock()
-		if known {
+	now := map[uint32]*host.Namespace{}
+	all := s.ctrl.Namespaces()
+	for _, n := range all {
+		now[n.NSID()] = n
+	}
+	s.mu.Lock()
+	before := maps.Clone(s.exports)
+	s.mu.Unlock()
+	for id, e := range before {
+		if now[id] == e.of {
 			continue
 		}
-		list := []Export{}
+		// It has gone. Another one may have come under its ID.
+		for _, w := range s.ways {
+			w.Remove(ctx, id)
+		}
+		s.mu.Lock()
+		delete(s.exports, id)
+		s.mu.Unlock()
+	}
+	var errs []error
+	for _, n := range all {
+		id := n.NSID()
+		if before[id].of == n {
+			continue
+		}
 		if err := n.Err(); err != nil {
 			errs = append(errs, fmt.Errorf("namespace %d cannot be used: %w", id, err))
 			continue
 		}
+		list := []Export{}
 		for _, w := range s.ways {
 			e, err := w.Add(ctx, n)
 			if err != nil {
@@ -197,23 +219,7 @@ func (s *session) follow(ctx context.Context) error {
 			list = append(list, e)
 		}
 		s.mu.Lock()
-		s.exports[id] = list
-		s.mu.Unlock()
-	}
-	s.mu.Lock()
-	var gone []uint32
-	for id := range s.exports {
-		if !present[id] {
-			gone = append(gone, id)
-		}
-	}
-	s.mu.Unlock()
-	for _, id := range gone {
-		for _, w := range s.ways {
-			w.Remove(ctx, id)
-		}
-		s.mu.Lock()
-		delete(s.exports, id)
+		s.exports[id] = exported{n, list}
 		s.mu.Unlock()
 	}
 	s.record()
@@ -397,7 +403,7 @@ func (s *session) status() *Status {
 	for _, n := range s.ctrl.Namespaces() {
 		i := n.Info()
 		ns := NamespaceStatus{
-			Namespace: Namespace{NSID: n.NSID(), Size: i.Size, BlockSize: i.BlockSize, Exports: s.exports[n.NSID()]},
+			Namespace: Namespace{NSID: n.NSID(), Size: i.Size, BlockSize: i.BlockSize, Exports: s.exports[n.NSID()].as},
 			Used:      n.Usage(), ReadOnly: i.ReadOnly,
 		}
 		if err := n.Err(); err != nil {
