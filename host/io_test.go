@@ -158,12 +158,12 @@ func TestHugeNamespace(t *testing.T) {
 	if end, err := g.check(r); end || err != nil {
 		t.Error(err)
 	}
-	g.fill(c, r)
+	g.fill(c, r, 0)
 	if lba := (*nvme.Command)(&c.tr.Command).SLBA(); lba != 1<<54-2 {
 		t.Error(lba)
 	}
 	r = &blockdev.Request{Op: blockdev.Discard, Len: size}
-	if n, more := g.fill(c, r); n != maxDiscard || !more {
+	if n, more := g.fill(c, r, 0); n != maxDiscard || !more {
 		t.Error(n, more)
 	}
 }

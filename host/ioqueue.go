@@ -1,6 +1,8 @@
 package host
 
 import (
+	"cmp"
+	"errors"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -44,15 +46,18 @@ type ioQueue struct {
 
 // command is the record of one command: (part of) a request.
 type command struct {
-	tr      transport.Request
-	req     *blockdev.Request // nil: free
-	q       *nsQueue
-	next    *command
-	ranges  []byte // from ioQueue.ranges, for Dataset Management
-	tick    uint32 // when it was sent, or before when it is not to be sent again
-	retries uint16
-	writes  bool // changes data
-	sent    bool // the transport has it
+	tr     transport.Request
+	req    *blockdev.Request // nil: free
+	q      *nsQueue
+	next   *command
+	ranges []byte // from ioQueue.ranges, for Dataset Management
+	// For Dataset Management: what is still to be deallocated, in bytes, and how much of that in this round.
+	off, left, piece int64
+	tick             uint32 // when it was sent, or before when it is not to be sent again
+	retries          uint16
+	late             uint8 // how often it got no completion in time
+	writes           bool  // changes data
+	sent             bool  // the transport has it
 }
 
 // nsQueue is a namespace's view of an ioQueue; a blockdev.Queue. All fields but ns and io belong to io.mu.
@@ -65,6 +70,9 @@ type nsQueue struct {
 	next                    *nsQueue      // in io.backlog; nil: not in it
 	used                    int           // commands that belong to this namespace, sent or not
 	drained                 chan struct{} // closed when used becomes 0
+	// discard bounds a Dataset Management, in bytes, after a larger one took too long; 0: it has not.
+	discard int64
+	removed error // set: it is no more in io.queues, and requests fail with this
 }
 
 // newIOQueue makes the records for a queue with at most outstanding commands. rangeBuffers are in the pool.
@@ -97,21 +105,26 @@ func (q *nsQueue) Submit(r *blockdev.Request) {
 		r.Done(r)
 		return
 	}
-	if q.ns.closed.Load() { // now that Close cannot overlook r
+	if err := q.removed; err != nil { // now that remove cannot overlook r
 		io.mu.Unlock()
-		r.Err = blockdev.ErrClosed
+		r.Err = err
 		r.Done(r)
 		return
 	}
 	if r.Flags&blockdev.Continued != 0 {
 		io.counters.Splits++
 	}
+	refused := false
 	if io.backlog == nil && io.tq != nil && !(io.holdWrites && writes(r.Op)) && io.issue(q, r, g) {
 		r.Private.Pending--
+		refused = r.Private.Pending == 0
 	} else {
 		q.wait(r)
 	}
 	io.mu.Unlock()
+	if refused {
+		r.Done(r)
+	}
 }
 
 // Kick implements blockdev.Queue.
@@ -139,7 +152,8 @@ func (q *nsQueue) Poll(wait time.Duration) int {
 	return n
 }
 
-// issue sends as much of r as there are free records for, and says whether that was all. io.mu is held.
+// issue sends as much of r as there are free records for, and says whether that was all, or that no more is to be sent
+// because the transport refuses it, with r.Err. io.mu is held.
 func (io *ioQueue) issue(q *nsQueue, r *blockdev.Request, g *geometry) bool {
 	for {
 		c := io.free
@@ -152,17 +166,20 @@ func (io *ioQueue) issue(q *nsQueue, r *blockdev.Request, g *geometry) bool {
 			}
 			c.ranges = io.ranges[len(io.ranges)-1]
 		}
-		n, more := g.fill(c, r)
+		n, more := g.fill(c, r, q.discard)
 		if err := io.tq.Submit(&c.tr); err != nil {
-			// Full: a completion will come and try again. Lost: whoever watches the queue will act.
-			c.ranges = nil
-			return false
+			c.ranges, c.left, c.piece = nil, 0, 0
+			if passes(err) {
+				return false
+			}
+			r.Err = err
+			return true
 		}
 		io.free, c.next = c.next, nil
 		if c.ranges != nil {
 			io.ranges = io.ranges[:len(io.ranges)-1]
 		}
-		c.req, c.q, c.tick, c.retries, c.sent = r, q, io.now, 0, true
+		c.req, c.q, c.tick, c.retries, c.late, c.sent = r, q, io.now, 0, 0, true
 		q.used++
 		io.inFlight++
 		r.Private.Progress += n
@@ -172,6 +189,13 @@ func (io *ioQueue) issue(q *nsQueue, r *blockdev.Request, g *geometry) bool {
 		}
 		io.counters.Splits++
 	}
+}
+
+// passes says whether what Submit refuses is to be tried again. Full: a completion comes, or the clock ticks. Lost:
+// whoever watches the queue acts. Anything else would be the same each time.
+func passes(err error) bool {
+	var lost *transport.LostError
+	return errors.Is(err, transport.ErrQueueFull) || errors.Is(err, transport.ErrClosed) || errors.As(err, &lost)
 }
 
 // done is the completion of a command, on whichever goroutine polled.
@@ -186,10 +210,13 @@ func (io *ioQueue) done(tr *transport.Request) {
 	if tr.Err == nil {
 		io.counters.Completed++
 		status := (*nvme.Completion)(&tr.Completion).Status()
-		if status.OK() {
-			finished = io.finish(c, nil)
-		} else {
+		switch {
+		case !status.OK():
 			finished = io.refused(c, status)
+		case c.left > c.piece:
+			finished = io.nextPiece(c)
+		default:
+			finished = io.finish(c, nil)
 		}
 		if io.backlog != nil || io.again != nil {
 			sent = io.pump(&list)
@@ -221,7 +248,7 @@ func (io *ioQueue) finish(c *command, err error) *blockdev.Request {
 	c.next, io.free = io.free, c
 	if c.ranges != nil {
 		io.ranges = append(io.ranges, c.ranges)
-		c.ranges = nil
+		c.ranges, c.left, c.piece = nil, 0, 0
 		io.restoreDiscard()
 	}
 	if q.used--; q.used == 0 && q.drained != nil {
@@ -238,15 +265,18 @@ func (io *ioQueue) finish(c *command, err error) *blockdev.Request {
 }
 
 // lost takes c back when the association ended: to be sent again on the next one, unless requests fail
-// meanwhile. io.mu is held.
+// meanwhile or it has been late too often. io.mu is held.
 func (io *ioQueue) lost(c *command) *blockdev.Request {
 	io.wrote = io.wrote || c.writes
-	err := io.fail
-	if err == nil && c.q.ns.closed.Load() {
-		err = blockdev.ErrClosed
+	err := cmp.Or(io.fail, c.q.removed)
+	if err == nil && c.late >= maxLate {
+		err = lateError(c)
 	}
 	if err != nil {
 		return io.finish(c, err)
+	}
+	if d := c.q.discard; d > 0 && c.piece > d {
+		c.q.ns.geometry.Load().fillRanges(c, d)
 	}
 	c.tick = io.now
 	c.next, io.again = io.again, c
@@ -254,10 +284,24 @@ func (io *ioQueue) lost(c *command) *blockdev.Request {
 	return nil
 }
 
+// nextPiece goes on with a Dataset Management that was too much for one round. io.mu is held.
+func (io *ioQueue) nextPiece(c *command) *blockdev.Request {
+	g := c.q.ns.geometry.Load()
+	if err := cmp.Or(io.fail, c.q.removed, g.err); err != nil {
+		return io.finish(c, err)
+	}
+	c.off, c.left, c.late = c.off+c.piece, c.left-c.piece, 0
+	g.fillRanges(c, c.q.discard)
+	c.tick = io.now
+	c.next, io.again = io.again, c
+	io.counters.Splits++
+	return nil
+}
+
 // refused deals with a command that the controller completed with an error. io.mu is held.
 func (io *ioQueue) refused(c *command, s nvme.StatusCode) *blockdev.Request {
 	delay, ok := c.q.ns.ctrl.retryDelay(s, int(c.retries))
-	if ok && io.fail == nil && !c.q.ns.closed.Load() && c.q.ns.geometry.Load().err == nil {
+	if ok && io.fail == nil && c.q.removed == nil && c.q.ns.geometry.Load().err == nil {
 		if c.retries < math.MaxUint16 {
 			c.retries++
 		}

@@ -172,21 +172,25 @@ func (io *ioQueue) resend(list *requestList) (sent bool) {
 		if err == nil && len(c.tr.Data) > g.info.MaxTransfer {
 			err = fmt.Errorf("%w: since the reconnect the controller takes only %d bytes at once", blockdev.ErrLost, g.info.MaxTransfer)
 		}
+		if err == nil {
+			if io.holdWrites && c.writes || int32(io.now-c.tick) < 0 {
+				rest = &c.next
+				continue
+			}
+			if io.inFlight >= io.limit {
+				break
+			}
+			if err = io.tq.Submit(&c.tr); err != nil && passes(err) {
+				break
+			}
+		}
+		*rest, c.next = c.next, nil
 		if err != nil {
-			*rest, c.next = c.next, nil
 			if r := io.finish(c, err); r != nil {
 				list.push(r)
 			}
 			continue
 		}
-		if io.holdWrites && c.writes || int32(io.now-c.tick) < 0 {
-			rest = &c.next
-			continue
-		}
-		if io.inFlight >= io.limit || io.tq.Submit(&c.tr) != nil {
-			break
-		}
-		*rest, c.next = c.next, nil
 		c.tick, c.sent = io.now, true
 		io.inFlight++
 		sent = true

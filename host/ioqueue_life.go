@@ -3,7 +3,6 @@ package host
 import (
 	"slices"
 
-	"farblk/blockdev"
 	"farblk/transport"
 )
 
@@ -92,13 +91,14 @@ func (io *ioQueue) abandonQueue(q *nsQueue, err error, list *requestList) {
 	io.unlist(q)
 }
 
-// remove fails what waits on q, a queue of a closed namespace, and returns a channel that is closed when the
+// remove takes q out, fails what waits on it and what comes with err, and returns a channel that is closed when the
 // transport has none of its requests any more.
-func (io *ioQueue) remove(q *nsQueue) <-chan struct{} {
+func (io *ioQueue) remove(q *nsQueue, err error) <-chan struct{} {
 	drained := make(chan struct{})
 	var list requestList
 	io.mu.Lock()
-	io.abandonQueue(q, blockdev.ErrClosed, &list)
+	q.removed = err
+	io.abandonQueue(q, err, &list)
 	io.queues = slices.DeleteFunc(io.queues, func(x *nsQueue) bool { return x == q })
 	if q.used == 0 {
 		close(drained)
@@ -126,18 +126,22 @@ func (io *ioQueue) whenIdle() <-chan struct{} {
 	return c
 }
 
-// advanceClock counts a tick, sends what is due again, and says whether a command has been under way for at
-// least limit ticks.
+// advanceClock counts a tick, sends what is due again or found no room, and says whether a command has been under way
+// for at least limit ticks. Each that has counts it, and begins anew.
 func (io *ioQueue) advanceClock(limit uint32) (late bool) {
 	io.mu.Lock()
 	io.now++
-	due := io.again != nil
+	due := io.again != nil || io.backlog != nil
 	if io.inFlight > 0 && io.tq != nil {
 		for i := range io.commands {
 			c := &io.commands[i]
 			if c.sent && io.now-c.tick >= limit {
 				late = true
-				break
+				c.tick = io.now
+				c.late++
+				if d := c.q.discard; c.piece > 0 && (d == 0 || c.piece <= d) { // less at once may be done in time
+					c.q.discard = max(c.piece/2, 1)
+				}
 			}
 		}
 	}

@@ -18,8 +18,11 @@ type manualQueue struct {
 	depth    int
 	ended    bool
 	noWrites func() bool
+	refuses  func() bool
 	under    []*transport.Request
 }
+
+var errRefused = errors.New("the device refuses it")
 
 func (q *manualQueue) Submit(r *transport.Request) error {
 	switch {
@@ -27,6 +30,8 @@ func (q *manualQueue) Submit(r *transport.Request) error {
 		return &transport.LostError{Cause: errCut}
 	case len(q.under) == q.depth-1:
 		return transport.ErrQueueFull
+	case q.refuses():
+		return errRefused
 	}
 	if q.noWrites() && r.Owner.(*command).writes {
 		q.t.Error("a command that writes was sent while they are held")
@@ -84,7 +89,9 @@ func modelRun(t *testing.T, seed uint64) {
 	var tq *manualQueue
 	connected := func() bool { return tq != nil }
 	connect := func() {
-		tq = &manualQueue{t: t, depth: 2 + rnd.IntN(records), noWrites: func() bool { return held }}
+		tq = &manualQueue{
+			t: t, depth: 2 + rnd.IntN(records), noWrites: func() bool { return held }, refuses: func() bool { return rnd.IntN(100) == 0 },
+		}
 		held = rnd.IntN(2) == 0
 		io.resume(tq, tq.depth-1, !held)
 	}
@@ -164,7 +171,13 @@ func modelRun(t *testing.T, seed uint64) {
 				io.releaseWrites()
 			}
 		case x < 97:
-			io.advanceClock(1000)
+			limit := uint32(1000)
+			if rnd.IntN(4) == 0 {
+				limit = 2
+			}
+			if io.advanceClock(limit) {
+				lose()
+			}
 		case x < 98:
 			if !connected() {
 				io.abandon(blockdev.ErrLost)
@@ -174,7 +187,7 @@ func modelRun(t *testing.T, seed uint64) {
 			n := spaces[i]
 			n.closed.Store(true)
 			n.refuse(blockdev.ErrClosed)
-			drained := io.remove(&n.queues[0])
+			drained := io.remove(&n.queues[0], blockdev.ErrClosed)
 			spaces[i] = open()
 			defer func() {
 				select {
@@ -207,7 +220,8 @@ func modelRun(t *testing.T, seed uint64) {
 		case m.Err == nil && m.bytes != want:
 			t.Error(m.Op, "of", want, "bytes ended after", m.bytes)
 		case m.Err != nil && !errors.Is(m.Err, blockdev.ErrLost) && !errors.Is(m.Err, blockdev.ErrMedia) &&
-			!errors.Is(m.Err, blockdev.ErrClosed) && !errors.Is(m.Err, nvme.StatusNamespaceNotReady):
+			!errors.Is(m.Err, blockdev.ErrClosed) &&
+			!errors.Is(m.Err, nvme.StatusNamespaceNotReady) && !errors.Is(m.Err, errRefused):
 			t.Error(m.Err)
 		}
 	}

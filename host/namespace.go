@@ -115,7 +115,7 @@ func (n *Namespace) Close() error {
 	n.refuse(blockdev.ErrClosed)
 	for i := range n.queues {
 		q := &n.queues[i]
-		drained := q.io.remove(q)
+		drained := q.io.remove(q, blockdev.ErrClosed)
 		q.io.kick() // what was submitted but not started ends too
 		<-drained
 	}

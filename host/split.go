@@ -41,8 +41,9 @@ func (g *geometry) check(r *blockdev.Request) (end bool, err error) {
 	return r.Op == blockdev.Flush && !g.info.WriteCache, nil // nothing is volatile
 }
 
-// fill makes c the next part of r: n bytes of it (1 for a Flush). more says that something is left then.
-func (g *geometry) fill(c *command, r *blockdev.Request) (n int64, more bool) {
+// fill makes c the next part of r: n bytes of it (1 for a Flush). more says that something is left then. discard, if
+// not 0, is the most bytes to deallocate at once.
+func (g *geometry) fill(c *command, r *blockdev.Request, discard int64) (n int64, more bool) {
 	cmd := (*nvme.Command)(&c.tr.Command)
 	at := r.Private.Progress
 	lba := uint64(r.Off+at) >> g.shift
@@ -66,7 +67,9 @@ func (g *geometry) fill(c *command, r *blockdev.Request) (n int64, more bool) {
 		n = min(r.Len-at, int64(g.zeroBlocks)<<g.shift)
 		cmd.FillWriteZeroes(g.nsid, lba, uint32(n>>g.shift), g.zeroUnmaps && r.Flags&blockdev.NoUnmap == 0, r.Flags&blockdev.FUA != 0)
 	case blockdev.Discard:
-		n = g.fillRanges(c, r.Off+at, r.Len-at)
+		c.off, c.left = r.Off+at, r.Len-at
+		g.fillRanges(c, discard)
+		n, c.left = c.piece, c.piece
 	default:
 		cmd.FillFlush(g.nsid)
 		return 1, false
@@ -74,21 +77,24 @@ func (g *geometry) fill(c *command, r *blockdev.Request) (n int64, more bool) {
 	return n, at+n < r.Len
 }
 
-// fillRanges makes c a deallocation of as much of length bytes at off as one command can name, and returns
-// how much that is.
-func (g *geometry) fillRanges(c *command, off, length int64) (n int64) {
-	left := min(uint64(length)>>g.shift, g.rangesTotal)
-	lba := uint64(off) >> g.shift
+// fillRanges makes c a deallocation of as much of what it has left as one command can name and most, in bytes, if not
+// 0, allows: c.piece, at least a block.
+func (g *geometry) fillRanges(c *command, most int64) {
+	left := min(uint64(c.left)>>g.shift, g.rangesTotal)
+	if most > 0 {
+		left = min(left, max(uint64(most)>>g.shift, 1))
+	}
+	lba := uint64(c.off) >> g.shift
 	var count int
+	c.piece = 0
 	for left > 0 && count < g.ranges {
 		blocks := min(left, uint64(g.rangeBlocks))
 		nvme.Range{Blocks: uint32(blocks), SLBA: lba}.Put(c.ranges[count*nvme.RangeSize:])
 		count++
-		lba, left, n = lba+blocks, left-blocks, n+int64(blocks)<<g.shift
+		lba, left, c.piece = lba+blocks, left-blocks, c.piece+int64(blocks)<<g.shift
 	}
 	(*nvme.Command)(&c.tr.Command).FillDatasetManagement(g.nsid, count)
 	c.tr.Data, c.tr.Direction = c.ranges[:count*nvme.RangeSize], transport.ToController
-	return n
 }
 
 // maxUnlimited bounds a transfer when the controller does not: well inside a keyed SGL's 24-bit length.

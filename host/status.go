@@ -12,6 +12,9 @@ import (
 // maxRetries is how often a command is sent again that the controller refused without forbidding it.
 const maxRetries = 5
 
+// maxLate is how often a command gets no completion in time, and ends the connection, before it is given up.
+const maxLate = 5
+
 // IOError is a request that the controller completed with an error. It is one of blockdev's errors, and an
 // *nvme.StatusError.
 type IOError struct {
@@ -40,6 +43,17 @@ func statusError(c *command, s nvme.StatusCode) error {
 	cmd := (*nvme.Command)(&c.tr.Command)
 	cqe := (*nvme.Completion)(&c.tr.Completion)
 	return &IOError{statusClass(cmd.Opcode(), s), &nvme.StatusError{Opcode: cmd.Opcode(), Status: s, Result: cqe.Result()}}
+}
+
+// lateError is what the request of c ends with that was late too often.
+func lateError(c *command) error {
+	cmd := (*nvme.Command)(&c.tr.Command)
+	name := (&nvme.StatusError{Opcode: cmd.Opcode()}).Command()
+	err := fmt.Errorf("%w: %w, %d times", blockdev.ErrLost, &TimeoutError{name, c.q.ns.ctrl.cfg.IOTimeout}, c.late)
+	if c.writes {
+		err = fmt.Errorf("%w; it may have been carried out", err)
+	}
+	return err
 }
 
 func statusClass(op nvme.Opcode, s nvme.StatusCode) error {
