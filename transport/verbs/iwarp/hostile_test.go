@@ -75,7 +75,7 @@ func against(t *testing.T) (*raw, *end) {
 
 func againstWith(t *testing.T, l mpa.Local) (*raw, *end) {
 	ctx := testContext(t)
-	at := listen(t, iwarp.New(iwarp.Options{}), "127.0.0.1")
+	at := listen(t, iwarp.New(iwarp.Options{DisableCRC: !l.CRC}), "127.0.0.1")
 	tcp, err := net.Dial("tcp", at.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func againstWith(t *testing.T, l mpa.Local) (*raw, *end) {
 	if _, err := io.ReadFull(r, reply); err != nil {
 		t.Fatal(err)
 	}
-	if f, err := mpa.Parse(reply, mpa.Reply); err != nil || !f.CRC || f.Enhanced.IRD != 2 || f.Enhanced.ORD != 2 || f.Enhanced.PeerToPeer != l.PeerToPeer {
+	if f, err := mpa.Parse(reply, mpa.Reply); err != nil || f.CRC != l.CRC || f.Enhanced.IRD != 2 || f.Enhanced.ORD != 2 || f.Enhanced.PeerToPeer != l.PeerToPeer {
 		t.Fatalf("reply %+v, %v", f, err)
 	}
 	return r, e
@@ -111,7 +111,7 @@ const (
 	recvSize = 256
 )
 
-// TestHostilePeer breaks each rule once: the answer is the right Terminate, the connection ends, the receive is
+// TestHostilePeer breaks each rule once, in two writes: the answer is the right Terminate, the connection ends, the receive is
 // flushed, and not a byte of memory changes but in the receive buffer.
 func TestHostilePeer(t *testing.T) {
 	send := func(change func(*ddp.Header)) ddp.Header {
@@ -183,7 +183,7 @@ func TestHostilePeer(t *testing.T) {
 			return fpdu(ddp.Header{Last: true, Version: 1, ULP: rdmap.Control(rdmap.ReadRequest), QN: 1, MSN: 1}, make([]byte, 29))
 		}, du(ddp.UntaggedTooLong)},
 		"read request of 60 KiB": {func(e *end) []byte {
-			return fpdu(ddp.Header{Last: true, Version: 1, ULP: rdmap.Control(rdmap.ReadRequest), QN: 1, MSN: 1}, make([]byte, 60000))[:1000]
+			return fpdu(ddp.Header{Last: true, Version: 1, ULP: rdmap.Control(rdmap.ReadRequest), QN: 1, MSN: 1}, make([]byte, 60000))
 		}, du(ddp.UntaggedTooLong)},
 		"read request in parts": {func(e *end) []byte {
 			return fpdu(ddp.Header{Version: 1, ULP: rdmap.Control(rdmap.ReadRequest), QN: 1, MSN: 1}, make([]byte, 28))
@@ -191,9 +191,9 @@ func TestHostilePeer(t *testing.T) {
 		"read on the send queue": {func(e *end) []byte {
 			return fpdu(ddp.Header{Last: true, Version: 1, ULP: rdmap.Control(rdmap.ReadRequest), MSN: 1}, make([]byte, 28))
 		}, ro(rdmap.OperationOpcode)},
-		"more reads than IRD":     {func(e *end) []byte { return e.reads(read, 3) }, du(ddp.UntaggedNoBuffer)},
-		"message too long":        {func(e *end) []byte { return fpdu(send(nil), data) }, du(ddp.UntaggedTooLong)},
-		"long message, truncated": {func(e *end) []byte { return fpdu(send(nil), make([]byte, 60000))[:40] }, du(ddp.UntaggedTooLong)},
+		"more reads than IRD": {func(e *end) []byte { return e.reads(read, 3) }, du(ddp.UntaggedNoBuffer)},
+		"message too long":    {func(e *end) []byte { return fpdu(send(nil), data) }, du(ddp.UntaggedTooLong)},
+		"message of 60 KiB":   {func(e *end) []byte { return fpdu(send(nil), make([]byte, 60000)) }, du(ddp.UntaggedTooLong)},
 		"second part too long": {func(e *end) []byte {
 			return append(fpdu(send(func(h *ddp.Header) { h.Last = false }), data[:200]), fpdu(send(func(h *ddp.Header) { h.MO = 200 }), data[:57])...)
 		}, du(ddp.UntaggedTooLong)},
@@ -222,20 +222,34 @@ func TestHostilePeer(t *testing.T) {
 		"invalidation of no key": {func(e *end) []byte {
 			return fpdu(send(func(h *ddp.Header) { h.ULP, h.STag = rdmap.Control(rdmap.SendSEInvalidate), e.mr.RKey()+1 }), data[:8])
 		}, rp(rdmap.ProtectionCannotInvalidate)},
-		"bad CRC":                 {func(e *end) []byte { b := fpdu(write(e, 0, nil), data); b[30] ^= 1; return b }, term{rdmap.LayerLLP, 0, mpa.CodeCRC}},
+		"bad CRC": {func(e *end) []byte { b := fpdu(write(e, 0, nil), data); b[30] ^= 1; return b }, term{rdmap.LayerLLP, 0, mpa.CodeCRC}},
+		"bad CRC of a long write": {func(e *end) []byte {
+			const bit = 2 << 20 // of the tagged offset, which is set by mistake
+			b := fpdu(write(e, int64(e.mr.RemoteAddr(e.mem)&bit), nil), bytes.Repeat(data, 200))
+			b[mpa.LengthSize+11] |= bit >> 16
+			return b
+		}, term{rdmap.LayerLLP, 0, mpa.CodeCRC}},
 		"bad CRC of a send":       {func(e *end) []byte { b := fpdu(send(nil), data[:8]); b[len(b)-1] ^= 0x80; return b }, term{rdmap.LayerLLP, 0, mpa.CodeCRC}},
 		"empty FPDU":              {func(e *end) []byte { return mpa.AppendTrailer([]byte{0, 0}, 0, mpa.Sum(0, []byte{0, 0}), true) }, term{rdmap.LayerDDP, ddp.TypeLocal, 0}},
 		"shorter than its header": {func(e *end) []byte { return []byte{0, 5, 0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0} }, term{rdmap.LayerDDP, ddp.TypeLocal, 0}},
-		"garbage":                 {func(e *end) []byte { return []byte("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n") }, du(ddp.UntaggedVersion)},
+		"garbage":                 {func(e *end) []byte { return bytes.Repeat([]byte("GET / HTTP/1.1\r\n"), 2000) }, term{rdmap.LayerLLP, 0, mpa.CodeCRC}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			r, e := against(t)
+		run := func(t *testing.T, crc bool) {
+			r, e := againstWith(t, mpa.Local{CRC: crc, Revision: 2, IRD: 4, ORD: 2})
 			fill(e.mem, 1)
 			before := append([]byte(nil), e.mem...)
 			if name == "second segment outside" {
 				clear(before[endMemory-4:])
 			}
-			r.write(c.bytes(e))
+			b := c.bytes(e)
+			cut := len(b) / 2
+			if name == "more reads than IRD" {
+				cut = 0 // the first ones would be answered, and be no more
+			}
+			r.write(b[:cut])
+			var last [1]verbs.Completion
+			n, _ := e.qp.Poll(last[:]) // reads the first half
+			r.write(b[cut:])
 			m := r.terminate()
 			if got := (term{m.Layer, m.Type, m.Code}); got != c.want {
 				t.Errorf("Terminate says %v (%+v), want %+v", &m, got, c.want)
@@ -243,8 +257,11 @@ func TestHostilePeer(t *testing.T) {
 			if m.Layer != rdmap.LayerLLP && c.want.kind != ddp.TypeLocal && m.Header == nil {
 				t.Error("the Terminate lacks the segment in error")
 			}
-			if last := e.next(); last.ID != 1 || name != "no receive posted" && last.Status == verbs.StatusOK {
-				t.Errorf("receive ended as %+v", last)
+			if n == 0 {
+				last[0] = e.next()
+			}
+			if c := last[0]; c.ID != 1 || name != "no receive posted" && c.Status == verbs.StatusOK {
+				t.Errorf("receive ended as %+v", c)
 			}
 			<-e.conn.Disconnected()
 			if !errors.Is(e.conn.Err(), verbs.ErrDisconnected) {
@@ -254,7 +271,11 @@ func TestHostilePeer(t *testing.T) {
 			if !bytes.Equal(before, e.mem) {
 				t.Error("memory was touched")
 			}
-		})
+		}
+		t.Run(name, func(t *testing.T) { run(t, true) })
+		if c.want.layer != rdmap.LayerLLP {
+			t.Run(name+", no CRC", func(t *testing.T) { run(t, false) })
+		}
 	}
 }
 

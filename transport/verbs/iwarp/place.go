@@ -241,7 +241,9 @@ func (q *qp) deliver() *fault {
 	rx := &q.rx
 	s := &rx.seg
 	if s.h.Tagged {
-		rx.tagged += s.size
+		if s.size >= directFrom {
+			rx.tagged += s.size
+		}
 		if s.h.Last {
 			rx.large = rx.tagged >= largeMessage
 			rx.tagged = 0

@@ -14,13 +14,14 @@ import (
 	"farblk/transport/verbs/iwarp/internal/rdmap"
 )
 
-// Sizes of reading. Small FPDUs come many at a time through the stream buffer and are copied to where they belong.
-// The rest of a large one is read straight into its destination.
+// Sizes of reading. Small FPDUs come many at a time through the stream buffer and are copied to where they belong. With
+// CRC large ones do as well, since nothing of an FPDU is believed or placed before its CRC was found right (RFC 5044
+// section 4.4). Without, the rest of a large one is read straight into its destination.
 const (
-	streamBuffer = 128 << 10
+	streamBuffer = 128 << 10 // room for the longest FPDU
 	directFrom   = 4 << 10   // bytes missing of a segment, to read them directly
 	readAhead    = 1 << 10   // what is read beside them into the stream buffer, while messages are large
-	largeMessage = 32 << 10  // a tagged message of this size makes the next reads expect another
+	largeMessage = 32 << 10  // a tagged message of this size, in large FPDUs, makes the next reads expect another
 	readBudget   = 512 << 10 // what one progress reads, so that Poll returns
 	// longestWhole is the FPDU of the longest message that is never placed: a Terminate.
 	longestWhole = mpa.LengthSize + ddp.UntaggedSize + rdmap.MaxTerminate + 8
@@ -32,6 +33,8 @@ type receiver struct {
 	crc  bool
 	buf  []byte // bytes r to w are read and not yet consumed
 	r, w int
+	// need is the size of the FPDU at r, known when its header has come and it is not taken in pieces; else 0.
+	need int
 
 	sends, readRequests, terminates ddp.Queue
 
@@ -42,7 +45,7 @@ type receiver struct {
 	haveRecv bool
 
 	seg     segment
-	tagged  int  // bytes of the tagged message under way
+	tagged  int  // bytes of the tagged message under way that came in large segments
 	large   bool // the last tagged message was
 	vectors [verbs.MaxSGE + 1]unix.Iovec
 }
@@ -53,11 +56,10 @@ type segment struct {
 	h      ddp.Header
 	op     rdmap.Opcode
 	ulpdu  int
-	size   int                  // payload
-	left   int                  // payload not yet placed
-	into   [verbs.MaxSGE][]byte // where it goes
-	window source               // RDMA Write: the region, to be entered around each placement
-	crc    uint32
+	size   int                    // payload
+	left   int                    // payload not yet placed
+	into   [verbs.MaxSGE][]byte   // where it goes
+	window source                 // RDMA Write: the region, to be entered around each placement
 	raw    [ddp.UntaggedSize]byte // the header as it came, for a Terminate
 }
 
@@ -139,16 +141,7 @@ func (q *qp) lost(err error) {
 // fill reads once. full tells that there may be more; n is 0 when the socket has nothing.
 func (q *qp) fill() (n int, full bool, err error) {
 	rx := &q.rx
-	if rx.r == rx.w {
-		rx.r, rx.w = 0, 0
-	} else if len(rx.buf)-rx.w < longestWhole {
-		rx.w = copy(rx.buf, rx.buf[rx.r:rx.w])
-		rx.r = 0
-	}
-	free := rx.buf[rx.w:]
-	if rx.large {
-		free = free[:min(len(free), readAhead+min(rx.seg.left, directFrom))]
-	}
+	free := rx.room()
 	var want, direct int
 	var errno error
 	if s := &rx.seg; s.active && s.left >= directFrom && rx.r == rx.w {
@@ -167,7 +160,7 @@ func (q *qp) fill() (n int, full bool, err error) {
 		got, e := q.link.readv(v)
 		if e == 0 {
 			n = got
-			q.placed(min(n, direct))
+			s.placed(min(n, direct))
 		} else {
 			errno = e
 		}
@@ -193,15 +186,30 @@ func (q *qp) fill() (n int, full bool, err error) {
 	return n, n == want, nil
 }
 
+// room is where the next bytes go, with at least as much of it as the FPDU under way needs.
+func (rx *receiver) room() []byte {
+	if rx.r == rx.w {
+		rx.r, rx.w = 0, 0
+	} else if len(rx.buf)-rx.r < max(rx.need, longestWhole) {
+		rx.w = copy(rx.buf, rx.buf[rx.r:rx.w])
+		rx.r = 0
+	}
+	free := rx.buf[rx.w:]
+	if rx.large {
+		missing := min(rx.seg.left, directFrom)
+		if rx.need > 0 {
+			missing = rx.need - (rx.w - rx.r)
+		}
+		free = free[:min(len(free), missing+readAhead)]
+	}
+	return free
+}
+
 // placed records n bytes that were read directly to the segment's destination.
-func (q *qp) placed(n int) {
-	s := &q.rx.seg
+func (s *segment) placed(n int) {
 	s.left -= n
 	for i := range s.into {
 		p := s.into[i][:min(n, len(s.into[i]))]
-		if q.rx.crc && len(p) > 0 {
-			s.crc = mpa.Sum(s.crc, p)
-		}
 		s.into[i] = s.into[i][len(p):]
 		n -= len(p)
 	}
@@ -229,7 +237,7 @@ func (s *segment) exit() {
 // abandon forgets the segment under way.
 func (rx *receiver) abandon() {
 	rx.seg = segment{}
-	rx.r, rx.w = 0, 0
+	rx.r, rx.w, rx.need = 0, 0, 0
 }
 
 // consume takes FPDUs from the stream buffer.
@@ -249,11 +257,15 @@ func (q *qp) consume() *fault {
 }
 
 // next begins with the FPDU at the head of the stream buffer. done means that the stream buffer may hold more
-// to act on: the FPDU was complete, or large enough to be taken in pieces by resume.
+// to act on: the FPDU was complete, or is one to be taken in pieces by resume.
 func (q *qp) next() (done bool, f *fault) {
 	rx := &q.rx
 	s := &rx.seg
 	b := rx.buf[rx.r:rx.w]
+	if len(b) < rx.need {
+		return false, nil
+	}
+	rx.need = 0
 	if len(b) < mpa.LengthSize {
 		return false, nil
 	}
@@ -279,7 +291,11 @@ func (q *qp) next() (done bool, f *fault) {
 		return false, nil
 	}
 	whole := len(b) >= mpa.Size(ulpdu)
-	if whole && rx.crc {
+	if rx.crc {
+		if !whole {
+			rx.need = mpa.Size(ulpdu)
+			return false, nil
+		}
 		end := mpa.LengthSize + ulpdu
 		if !mpa.CheckTrailer(b[end:mpa.Size(ulpdu)], mpa.Sum(0, b[:end])) {
 			return false, mpaFault(mpa.CodeCRC)
@@ -299,9 +315,6 @@ func (q *qp) next() (done bool, f *fault) {
 		return true, q.whole(b[head : head+size])
 	case s.placeable():
 		s.active = true
-		if rx.crc {
-			s.crc = mpa.Sum(0, b[:head])
-		}
 		rx.r += head
 		return true, nil
 	case mpa.Size(ulpdu) > longestWhole:
@@ -336,9 +349,6 @@ func (q *qp) resume() (done bool, f *fault) {
 	s := &rx.seg
 	if n := min(s.left, rx.w-rx.r); n > 0 {
 		b := rx.buf[rx.r : rx.r+n]
-		if rx.crc {
-			s.crc = mpa.Sum(s.crc, b)
-		}
 		if !s.enter() {
 			return false, ddpFault(ddp.TypeTagged, ddp.TaggedInvalidSTag)
 		}
@@ -349,9 +359,6 @@ func (q *qp) resume() (done bool, f *fault) {
 	trailer := mpa.Trailer(s.ulpdu)
 	if s.left > 0 || rx.w-rx.r < trailer {
 		return false, nil
-	}
-	if rx.crc && !mpa.CheckTrailer(rx.buf[rx.r:rx.r+trailer], s.crc) {
-		return false, mpaFault(mpa.CodeCRC)
 	}
 	rx.r += trailer
 	s.active = false
