@@ -31,6 +31,8 @@ type association struct {
 	event  transport.Request    // the Asynchronous Event Request
 	events chan nvme.AsyncEvent // what it completed with; it is sent again when that has been dealt with
 
+	unwell chan struct{} // has an entry when the namespaces are to be looked at again
+
 	goroutines sync.WaitGroup
 	stop       chan struct{}
 	stopOnce   sync.Once

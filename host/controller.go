@@ -37,6 +37,7 @@ type Controller struct {
 	abort   context.CancelCauseFunc
 
 	scanning sync.Mutex
+	leftOut  map[uint32]string // by namespace ID: why, as it was logged; scanning's
 	mu       sync.Mutex
 	state    State
 	err      error
@@ -64,7 +65,7 @@ func Connect(ctx context.Context, cfg Config) (*Controller, error) {
 		cfg: cfg, pool: pool, cmds: newAdminCommands(pool),
 		tick:     min(max(cfg.IOTimeout/16, time.Millisecond), time.Second/2),
 		happened: make(chan machineEvent), loopDone: make(chan struct{}), done: make(chan struct{}),
-		spaces: make(map[uint32]*Namespace),
+		spaces: make(map[uint32]*Namespace), leftOut: make(map[uint32]string),
 		machine: machine{
 			hold: cfg.HoldWrites, reconnectDelay: cfg.ReconnectDelay, ctrlLoss: cfg.CtrlLossTimeout, fastFail: cfg.FastIOFail,
 		},
@@ -311,6 +312,7 @@ func (c *Controller) resume(writes bool) {
 	}
 	a.watch(func(err error) { c.post(machineEvent{kind: evLost, err: err}) })
 	a.goroutines.Go(func() { c.clock(a) })
+	a.goroutines.Go(func() { c.rescans(a) })
 }
 
 // clock runs the queues' clocks and ends the association when a command is late.

@@ -21,7 +21,9 @@ var (
 
 // openAdmin makes an association as far as an enabled, identified controller. On error nothing is left.
 func openAdmin(ctx context.Context, cfg *Config, cmds *adminCommands, discovery bool) (_ *association, err error) {
-	a := &association{cfg: cfg, cmds: cmds, stop: make(chan struct{}), events: make(chan nvme.AsyncEvent, 1)}
+	a := &association{
+		cfg: cfg, cmds: cmds, stop: make(chan struct{}), events: make(chan nvme.AsyncEvent, 1), unwell: make(chan struct{}, 1),
+	}
 	a.ctx, a.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if a.fabric, err = a.dial(ctx, cmds.pool.Region()); err != nil {
 		a.cancel()

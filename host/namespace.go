@@ -76,8 +76,8 @@ func (n *Namespace) ANAState() nvme.ANAState {
 	return n.ana
 }
 
-// Err is why the namespace takes no I/O although its controller is live: nil, or blockdev.ErrChanged,
-// ErrLost (detached) or ErrClosed.
+// Err is why the namespace takes no I/O although its controller is live: nil, or blockdev.ErrChanged, ErrLost (detached,
+// or it cannot be identified at the moment) or ErrClosed.
 func (n *Namespace) Err() error { return n.geometry.Load().err }
 
 // Info implements blockdev.Device.
@@ -113,13 +113,28 @@ func (n *Namespace) Close() error {
 		return nil
 	}
 	n.refuse(blockdev.ErrClosed)
-	for i := range n.queues {
-		q := &n.queues[i]
-		drained := q.io.remove(q, blockdev.ErrClosed)
-		q.io.kick() // what was submitted but not started ends too
+	for i, drained := range n.leaveQueues(blockdev.ErrClosed) {
+		n.queues[i].io.kick() // what was submitted but not started ends too
 		<-drained
 	}
 	return nil
+}
+
+// leaveQueues takes n out of the I/O queues: all that waits and all that comes fails with err. Each channel is closed
+// when the transport has nothing of n on that queue any more.
+func (n *Namespace) leaveQueues(err error) (drained []<-chan struct{}) {
+	for i := range n.queues {
+		q := &n.queues[i]
+		drained = append(drained, q.io.remove(q, err))
+	}
+	return drained
+}
+
+// attached says whether the controller listed n when it was last asked.
+func (n *Namespace) attached() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return !n.gone
 }
 
 // refuse makes all I/O fail with err. What waits fails as soon as the queues run.
@@ -171,11 +186,9 @@ func (c *Controller) Namespaces() []*Namespace {
 	defer c.mu.Unlock()
 	list := make([]*Namespace, 0, len(c.spaces))
 	for _, n := range c.spaces {
-		n.mu.Lock()
-		if !n.gone && !n.closed.Load() {
+		if n.attached() && !n.closed.Load() {
 			list = append(list, n)
 		}
-		n.mu.Unlock()
 	}
 	slices.SortFunc(list, func(a, b *Namespace) int { return cmp.Compare(a.nsid, b.nsid) })
 	return list

@@ -1,9 +1,11 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"farblk/blockdev"
 	"farblk/host/nvme"
@@ -18,6 +20,7 @@ type found struct {
 	nsid uint32
 	id   *nvme.IdentifyNamespace
 	ids  nvme.NamespaceIDs
+	err  error // set: it cannot be identified now, and no more is known than its ID
 }
 
 // activeNamespaces lists the IDs of the attached namespaces, rising.
@@ -41,28 +44,39 @@ func (a *association) activeNamespaces(ctx context.Context) (ids []uint32, err e
 	}
 }
 
-// look identifies one namespace. It returns nil if that is not attached, or not of the NVM command set.
+// look identifies one namespace. It returns nil if that is not attached, or not of the NVM command set. The error is
+// the association's; what is wrong with the namespace alone is in the result.
 func (a *association) look(ctx context.Context, nsid uint32) (*found, error) {
+	f := &found{nsid: nsid}
+	sick := func(err error) (*found, error) {
+		f.err = fmt.Errorf("identifying namespace %d: %w", nsid, err)
+		return f, nil
+	}
 	data, err := a.identifyData(ctx, nvme.CNSNamespace, nsid)
 	switch s := statusOf(err); {
 	case s.Code() == nvme.StatusInvalidNamespace:
 		return nil, nil // detached since it was listed
+	case s != 0:
+		return sick(err)
 	case err != nil:
 		return nil, fmt.Errorf("identifying namespace %d: %w", nsid, err)
 	}
-	f := &found{nsid: nsid}
 	if f.id, err = nvme.ParseIdentifyNamespace(data); err != nil {
-		return nil, err
+		return sick(err)
 	}
 	if f.id.NCAP == 0 { // zeros are what an inactive namespace answers
 		return nil, nil
 	}
-	if data, err = a.identifyData(ctx, nvme.CNSNamespaceDescriptors, nsid); err == nil {
+	data, err = a.identifyData(ctx, nvme.CNSNamespaceDescriptors, nsid)
+	switch s := statusOf(err); {
+	case err == nil:
 		if f.ids, err = nvme.ParseNamespaceIDs(data); err != nil {
-			return nil, err
+			return sick(err)
 		}
-	} else if s := statusOf(err); s == 0 || !s.DNR() && s.Code() != nvme.StatusInvalidField && s.Code() != nvme.StatusInvalidOpcode {
+	case s == 0:
 		return nil, fmt.Errorf("identifying namespace %d: %w", nsid, err)
+	case !s.DNR() && s.Code() != nvme.StatusInvalidField && s.Code() != nvme.StatusInvalidOpcode:
+		return sick(err)
 	} // else the controller is older than the list
 	if f.ids.HasCSI && f.ids.CSI != 0 {
 		a.cfg.Logger.Warn("namespace left out: not of the NVM command set", "nsid", nsid, "csi", f.ids.CSI)
@@ -78,26 +92,36 @@ func (a *association) look(ctx context.Context, nsid uint32) (*found, error) {
 }
 
 // scan compares the controller's namespaces with those that are known: adds, removes, resizes, and refuses
-// I/O where another namespace has come in the place of a known one. c.scanning is held.
+// I/O where another namespace has come in the place of a known one, or nobody can tell. c.scanning is held.
 func (c *Controller) scan(ctx context.Context, a *association) error {
 	active, err := a.activeNamespaces(ctx)
 	if err != nil {
 		return err
 	}
 	var all []*found
+	var sick error
+	patience := maxLookPatience
 	for _, nsid := range active {
-		f, err := a.look(ctx, nsid)
+		f, err := c.lookPatiently(ctx, a, nsid, &patience)
 		if err != nil {
 			return err
 		}
 		if f != nil {
 			all = append(all, f)
+			if f.err != nil {
+				sick = cmp.Or(sick, f.err)
+				a.lookAgain()
+			}
 		}
 	}
 	var states map[uint32]nvme.ANAState
 	if a.id.SupportsANA() {
 		if states, err = a.anaStates(ctx); err != nil {
-			return err
+			if statusOf(err) == 0 {
+				return err
+			}
+			a.cfg.Logger.Warn("how the controller reaches its namespaces is not known", "err", err)
+			a.lookAgain()
 		}
 	}
 	first := c.State() == StateConnecting
@@ -105,15 +129,25 @@ func (c *Controller) scan(ctx context.Context, a *association) error {
 	for _, f := range all {
 		n, kind, err := c.take(a, f)
 		if n == nil {
-			a.cfg.Logger.Warn("namespace left out", "nsid", f.nsid, "err", err)
+			if c.leftOut[f.nsid] != err.Error() { // and not each time
+				c.leftOut[f.nsid] = err.Error()
+				a.cfg.Logger.Warn("namespace left out", "nsid", f.nsid, "err", err)
+			}
 			continue
 		}
+		delete(c.leftOut, f.nsid)
 		seen[f.nsid] = true
-		n.mu.Lock()
-		n.ana = states[f.id.ANAGRPID]
-		n.mu.Unlock()
+		if f.err == nil {
+			n.mu.Lock()
+			n.ana = states[f.id.ANAGRPID]
+			n.mu.Unlock()
+		}
 		if kind != EventState && !first {
-			a.cfg.Logger.Info(kind.String(), "nsid", f.nsid, "size", n.Info().Size, "err", err)
+			level := slog.LevelInfo
+			if err != nil {
+				level = slog.LevelWarn
+			}
+			a.cfg.Logger.Log(ctx, level, kind.String(), "nsid", f.nsid, "size", n.Info().Size, "err", err)
 			c.tell(Event{Kind: kind, State: c.State(), Namespace: n, Err: err})
 		}
 	}
@@ -122,22 +156,28 @@ func (c *Controller) scan(ctx context.Context, a *association) error {
 			c.detach(n)
 		}
 	}
+	if first && len(seen) == 0 {
+		return sick // rather than a connection to nothing
+	}
 	return nil
 }
 
 // take brings the namespace object for f up to date, or makes it. kind is EventState when nothing changed.
 func (c *Controller) take(a *association, f *found) (n *Namespace, kind EventKind, err error) {
-	g, err := newGeometry(a.limits, f.nsid, f.id)
-	if g != nil {
-		g.info.ID = contentID(f.ids, a.id, a.cfg.SubsysNQN, f.nsid)
-		g.info.Name = fmt.Sprintf("%s namespace %d", a.cfg.SubsysNQN, f.nsid)
-	}
 	c.mu.Lock()
 	n, last := c.spaces[f.nsid], c.last
 	queues := c.queues
 	c.mu.Unlock()
 	if n != nil && n.closed.Load() {
 		return n, EventState, nil
+	}
+	if f.err != nil {
+		return takeSick(n, f)
+	}
+	g, err := newGeometry(a.limits, f.nsid, f.id)
+	if g != nil {
+		g.info.ID = contentID(f.ids, a.id, a.cfg.SubsysNQN, f.nsid)
+		g.info.Name = fmt.Sprintf("%s namespace %d", a.cfg.SubsysNQN, f.nsid)
 	}
 	if n != nil {
 		n.mu.Lock()
@@ -177,12 +217,29 @@ func (c *Controller) take(a *association, f *found) (n *Namespace, kind EventKin
 	if g == nil {
 		return nil, EventState, err
 	}
+	if n != nil { // gone, and this is another one
+		n.leaveQueues(n.Err())
+	}
 	n = newNamespace(c, f.nsid, queues)
 	n.update(g, f)
 	c.mu.Lock()
 	c.spaces[f.nsid] = n
 	c.mu.Unlock()
 	return n, EventNamespaceAdded, nil
+}
+
+// takeSick makes n, if it is known, refuse I/O as long as it cannot be identified: it may be another one by now.
+func takeSick(n *Namespace, f *found) (*Namespace, EventKind, error) {
+	if n == nil || !n.attached() {
+		return nil, EventState, f.err
+	}
+	if n.Err() != nil { // for this reason, or a worse one
+		return n, EventState, nil
+	}
+	err := fmt.Errorf("%w: %w", blockdev.ErrLost, f.err)
+	n.refuse(err)
+	n.wake()
+	return n, EventNamespaceChanged, err
 }
 
 // detach makes a namespace that the controller does not list any more fail its requests.
@@ -197,18 +254,13 @@ func (c *Controller) detach(n *Namespace) {
 	c.tell(Event{Kind: EventNamespaceRemoved, State: c.State(), Namespace: n, Err: err})
 }
 
-// controllerEvent deals with an asynchronous event. Whatever fails here ends with the association, and the
-// next one scans anew.
+// controllerEvent deals with an asynchronous event.
 func (c *Controller) controllerEvent(ctx context.Context, a *association, e nvme.AsyncEvent) {
 	c.cfg.Logger.Info("controller event", "event", e.String())
 	var err error
 	switch e & 0xFFFF07 {
 	case nvme.EventNamespaceChanged:
-		// Reading the log is what arms the event again. A scan looks at all namespaces whatever it says: it may
-		// have overflowed, and what it names may have changed again.
-		if err = a.readLog(ctx, nvme.LogChangedNamespaces, nvme.AllNamespaces, 0, make([]byte, nvme.IdentifySize), false); err == nil {
-			err = c.rescan(ctx, a)
-		}
+		err = c.rescan(ctx, a)
 	case nvme.EventANAChanged:
 		err = c.rescan(ctx, a)
 		for _, q := range c.ioQueues() {
@@ -226,12 +278,6 @@ func (c *Controller) controllerEvent(ctx context.Context, a *association, e nvme
 	if err != nil && ctx.Err() == nil && !errors.As(err, &lost) {
 		c.cfg.Logger.Warn("could not follow a controller event", "event", e.String(), "err", err)
 	}
-}
-
-func (c *Controller) rescan(ctx context.Context, a *association) error {
-	c.scanning.Lock()
-	defer c.scanning.Unlock()
-	return c.scan(ctx, a)
 }
 
 // anaStates is the state of each group in the ANA log. It is read without the namespaces, and in no larger pieces than
