@@ -6,8 +6,11 @@ import (
 	"errors"
 	"io"
 	"net"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"farblk/transport/verbs"
 	"farblk/transport/verbs/iwarp"
@@ -343,6 +346,37 @@ func TestHostileResponder(t *testing.T) {
 				t.Errorf("byte %d was touched", size+i)
 			}
 		})
+	}
+}
+
+// TestSlowReader asks for two regions' memory and takes it slowly: when the second is closed before its turn has come, it
+// is not touched any more, and may be unmapped.
+func TestSlowReader(t *testing.T) {
+	r, e := against(t)
+	mem, err := unix.Mmap(-1, 0, 1<<16, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mr, err := e.pd.Register(mem, verbs.RemoteRead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, read := range []rdmap.Read{
+		{Size: endMemory, SourceSTag: e.mr.RKey(), SourceTO: e.mr.RemoteAddr(e.mem)}, // more than the sockets hold
+		{Size: uint32(len(mem)), SourceSTag: mr.RKey(), SourceTO: mr.RemoteAddr(mem)},
+	} {
+		h := ddp.Header{Last: true, Version: 1, ULP: rdmap.Control(rdmap.ReadRequest), QN: 1, MSN: uint32(i + 1)}
+		r.write(fpdu(h, read.Append(nil)))
+	}
+	r.write(fpdu(ddp.Header{Last: true, Version: 1, ULP: rdmap.Control(rdmap.Send), MSN: 1}, nil))
+	e.expect(1, verbs.StatusOK)
+	mr.Close()
+	if err := unix.Munmap(mem); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.SetDeadline(time.Now().Add(5 * time.Second))
+	if n, err := io.Copy(io.Discard, r); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%d bytes and %v", n, err)
 	}
 }
 

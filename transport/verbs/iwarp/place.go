@@ -10,7 +10,10 @@ import (
 	"farblk/transport/verbs/iwarp/internal/rdmap"
 )
 
-var errEnded = errors.New("the memory was taken away while the peer wrote to it")
+var (
+	errEnded     = errors.New("the memory was taken away while the peer wrote to it")
+	errReadEnded = errors.New("the memory was taken away while the peer read it")
+)
 
 // begin checks what every segment has in common. With the first one the responder may send.
 func (q *qp) begin() *fault {

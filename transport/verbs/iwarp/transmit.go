@@ -183,7 +183,7 @@ func (q *qp) finishBatch() {
 	q.completeSends()
 }
 
-// build fills the batch; false means that there is nothing to send.
+// build fills the batch; false means that there is nothing to send. It reads payload, for the CRC and where it is short.
 func (q *qp) build() bool {
 	t := &q.tx
 	t.reset()
@@ -191,7 +191,16 @@ func (q *qp) build() bool {
 		if !t.message.active && !t.nextMessage() {
 			break
 		}
-		t.segment()
+		if s := t.message.source; s.region == nil {
+			t.segment()
+		} else if s.region.enter(s.key) {
+			t.segment()
+			s.region.exit()
+		} else {
+			t.cut = true
+			q.markFailed(errReadEnded)
+			return false
+		}
 	}
 	t.seal()
 	t.pending = len(t.vectors) > 0
