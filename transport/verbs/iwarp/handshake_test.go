@@ -224,6 +224,37 @@ func TestResponderMaySend(t *testing.T) {
 	}
 }
 
+// TestReadAfterRTR: the answer to the RTR frame that is an RDMA Read is not taken for that to the first RDMA READ.
+func TestReadAfterRTR(t *testing.T) {
+	const size = 8
+	at := service(t, func(c net.Conn) {
+		f, _ := mpa.Accept(request(c), mpa.Local{CRC: true, IRD: 2, RTR: mpa.RTRRead}, nil)
+		b, _ := f.Append(nil)
+		c.Write(b)
+		var answers []byte
+		for _, n := range []int{0, size} {
+			b := make([]byte, mpa.Size(ddp.UntaggedSize+rdmap.ReadSize))
+			io.ReadFull(c, b)
+			r, _ := rdmap.ParseRead(b[mpa.LengthSize+ddp.UntaggedSize:][:rdmap.ReadSize])
+			h := ddp.Header{Tagged: true, Last: true, Version: 1, ULP: rdmap.Control(rdmap.ReadResponse), STag: r.SinkSTag, TO: r.SinkTO}
+			if answers = append(answers, fpdu(h, make([]byte, n))...); n == size {
+				c.Write(answers) // both requests were on the way before the first answer
+			}
+		}
+		io.Copy(io.Discard, c)
+	})
+	conn, err := iwarp.New(iwarp.Options{PeerToPeer: true}).Resolve(t.Context(), verbs.Route{Remote: at})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEnd(t, conn)
+	if _, err := conn.Connect(t.Context(), params); err != nil {
+		t.Fatal(err)
+	}
+	e.post(e.send(1, verbs.OpRDMARead, 0, 0, size))
+	e.expect(1, verbs.StatusOK)
+}
+
 // TestListenerUnderAttack: connections that say nothing, nonsense or too much do not keep others out.
 func TestListenerUnderAttack(t *testing.T) {
 	ctx := testContext(t)

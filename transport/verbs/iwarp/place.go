@@ -146,10 +146,10 @@ func (q *qp) targetReadResponse() *fault {
 	t := &q.tx
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.readsOut == 0 {
-		if t.rtrRead && s.size == 0 && s.h.Last {
-			return nil
-		}
+	if t.rtrRead && s.size == 0 && s.h.Last {
+		return nil
+	}
+	if t.rtrRead || t.readsOut == 0 {
 		f := rdmaFault(rdmap.TypeOperation, rdmap.OperationOpcode)
 		f.send = verbs.StatusBadResponse
 		return f
@@ -284,7 +284,7 @@ func (q *qp) readPlaced() {
 	t := &q.tx
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.readsOut == 0 {
+	if t.rtrRead {
 		t.rtrRead = false
 		return
 	}
