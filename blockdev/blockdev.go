@@ -125,8 +125,6 @@ type Info struct {
 	// Discard and WriteZeroes say that the operations are supported; DiscardZeroes that discarded blocks read
 	// as zeroes.
 	Discard, WriteZeroes, DiscardZeroes bool
-	// DiscardGranularity is in bytes; 0 is BlockSize.
-	DiscardGranularity int
 	// ID identifies the content for ever: two devices with the same ID are the same namespace.
 	ID string
 	// Name is for people: "nqn... namespace 1".

@@ -77,13 +77,13 @@ func TestOneSickNamespace(t *testing.T) {
 				}
 				time.Sleep(lastLookPause)
 				err := do(bad, blockdev.Write, 0, b, 0)
+				rec.expect(t, "namespace changed 2 1048576")
 				if x.swap {
 					if !errors.Is(err, blockdev.ErrChanged) {
 						t.Error("swapped:", err)
 					}
 					return
 				}
-				rec.expect(t, "namespace changed 2 1048576")
 				if err != nil || c.Info().Resets != 1 {
 					t.Error("well again:", err, c.Info().Resets)
 				}

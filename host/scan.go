@@ -205,7 +205,7 @@ func (c *Controller) take(a *association, f *found) (n *Namespace, kind EventKin
 			default:
 				err = fmt.Errorf("%w: namespace %d was %s, now it is %s", blockdev.ErrChanged, f.nsid, old.ID, g.info.ID)
 			}
-			known := n.Err() != nil
+			known := errors.Is(n.Err(), blockdev.ErrChanged)
 			n.refuse(err)
 			n.wake()
 			if known {

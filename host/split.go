@@ -136,9 +136,8 @@ func newGeometry(l *limits, nsid uint32, id *nvme.IdentifyNamespace) (*geometry,
 		// DLFEAT 2:0 (NVM 4.1.5.1)
 		DiscardZeroes: id.DLFEAT&7 == 1,
 	}
-	if id.NSFEAT&(1<<4) != 0 { // NPWG, NPDG, NOWS are valid; 0-based
+	if id.NSFEAT&(1<<4) != 0 { // NPWG is valid with others; 0-based
 		g.info.OptimalIO = int((int64(id.NPWG) + 1) << g.shift)
-		g.info.DiscardGranularity = int((int64(id.NPDG) + 1) << g.shift)
 	}
 	if b := int64(id.NOIOB) << g.shift; id.NOIOB != 0 {
 		g.boundary = b

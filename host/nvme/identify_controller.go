@@ -148,9 +148,6 @@ func (c *IdentifyController) SupportsANA() bool { return c.CMIC&CMICANA != 0 }
 // VolatileWriteCache says whether a write needs a Flush to be durable.
 func (c *IdentifyController) VolatileWriteCache() bool { return c.VWC&VWCPresent != 0 }
 
-// FlushAll says whether Flush takes [AllNamespaces] (VWC bits 2:1 are 11b).
-func (c *IdentifyController) FlushAll() bool { return c.VWC>>1&3 == 3 }
-
 // InCapsuleBytes returns the bytes of data that an I/O command capsule has room
 // for; 0 if the controller takes none.
 func (c *IdentifyController) InCapsuleBytes() int {

@@ -40,9 +40,6 @@ func (s ANAState) String() string {
 	return fmt.Sprintf("state %#x", uint8(s))
 }
 
-// Usable says whether I/O may be sent to the group.
-func (s ANAState) Usable() bool { return s == ANAOptimized || s == ANANonOptimized }
-
 // MarshalText returns the state in words.
 func (s ANAState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
