@@ -19,7 +19,8 @@ type Address struct {
 	Port   uint16
 	// GID says that Remote is an InfiniBand GID (ADRFAM 3), not an IPv6 address.
 	GID bool
-	// Local is the source address to bind, if valid; LocalDevice the RDMA or network device, if not empty.
+	// Local is the source address to bind, if valid. LocalDevice, if not empty, is the RDMA device to use, by its
+	// own name or its network device's; software iWARP has only the name "tcp", and goes where Local leads.
 	Local       netip.Addr
 	LocalDevice string
 	// TOS is the IP type of service when TOSSet.
@@ -59,9 +60,6 @@ type QueueParams struct {
 	ControllerID uint16
 	// InCapsule is how many bytes of data fit into a command capsule: IOCCSZ*16 - 64; 0 on the admin queue.
 	InCapsule int
-	// Spin bounds how long the queue's own goroutine polls before it waits for an event; 0 is the
-	// transport's adaptive choice, negative is never.
-	Spin time.Duration
 }
 
 // Direction is where a command's data goes.

@@ -88,6 +88,13 @@ func (d *dialer) connectError(addr transport.Address, queue uint16, err error) e
 		e.Class, e.Reason = transport.ErrStale, reasonOf(reject)
 	case errors.As(err, &reject):
 		e.Class, e.Reason = transport.ErrRejected, reject.Reason
+	case timedOut(err): // before what may be wrapped: a peer that is only slow is none of another kind
+		e.Class, e.Err = transport.ErrTimeout, errors.New("no answer in time")
+		e.Hint = "check the address, the cable and firewalls"
+		if errors.As(err, &handshake) {
+			e.Err = errors.New("no answer in time: " + handshake.Detail)
+			e.Hint = "the port is slow, or is no NVMe/RDMA port on an iWARP device (trtype rdma)"
+		}
 	case errors.As(err, &handshake):
 		e.Class, e.Hint = transport.ErrWrongPeer, "the port must be an NVMe/RDMA port on an iWARP device (trtype rdma)"
 	case errors.As(err, &protocol):
@@ -96,12 +103,6 @@ func (d *dialer) connectError(addr transport.Address, queue uint16, err error) e
 		e.Class = transport.ErrMemlock
 	case errors.Is(err, verbs.ErrNoDevice):
 		e.Class = transport.ErrNoDevice // the provider says what to do
-	case errors.Is(err, verbs.ErrTimeout):
-		e.Class, e.Hint = transport.ErrTimeout, "check the address, the cable and firewalls"
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded): // a socket has its own
-		e.Class = transport.ErrTimeout
-		e.Err = errors.New("no answer in time")
-		e.Hint = "check the address, the cable and firewalls"
 	case errors.Is(err, verbs.ErrUnreachable):
 		e.Class = transport.ErrUnreachable
 		e.Hint = "check the address, the cable and firewalls"
@@ -109,6 +110,10 @@ func (d *dialer) connectError(addr transport.Address, queue uint16, err error) e
 		return err
 	}
 	return e
+}
+
+func timedOut(err error) bool {
+	return errors.Is(err, verbs.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) // a socket has its own
 }
 
 func reasonOf(r *verbs.RejectError) int {

@@ -9,8 +9,8 @@
 //
 // Memory: the I/O region is registered once for each association, twice over: with a key for reading and a
 // key for writing, so that a target gets the least access a command needs. Capsules and responses lie in
-// memory of their own that no peer has a key to. With Options.KeyPerCommand every command has a key that ends
-// with it.
+// memory of their own that no peer has a key to. With Options.KeyPerCommand the region's own keys let no peer in:
+// every command, the admin queue's too, has a key to its own data that ends with it.
 package rdma
 
 import (
@@ -63,7 +63,7 @@ type dialer struct {
 
 // association is the memory and the queues on one device.
 //
-// Lock: mu guards queues, first and closed; it is not held over anything that blocks.
+// Lock: mu guards queues, first, closed and the start of opens; it is not held over anything that blocks.
 type association struct {
 	d      *dialer
 	addr   transport.Address
@@ -78,21 +78,29 @@ type association struct {
 	first  verbs.Conn // made by Dial to learn the device, used up by the first queue
 	queues []*queue
 	closed bool
+
+	life     context.Context // ends with closed
+	end      context.CancelFunc
+	opens    sync.WaitGroup // calls of OpenQueue
+	finished chan struct{}  // closed when everything is freed
+	closeErr error
 }
 
 // Dial implements transport.Dialer.
 func (d *dialer) Dial(ctx context.Context, addr transport.Address, mem []byte) (transport.Association, error) {
-	a := &association{d: d, addr: addr, mem: mem, route: verbs.Route{
+	a := &association{d: d, addr: addr, mem: mem, finished: make(chan struct{}), route: verbs.Route{
 		Remote: verbs.Addr{IP: addr.Remote, Port: addr.Port},
 		Local:  verbs.Addr{IP: addr.Local},
 		TOS:    addr.TOS, TOSSet: addr.TOSSet,
 		Device: addr.LocalDevice,
 	}}
+	a.life, a.end = context.WithCancel(context.Background())
 	if addr.GID {
 		a.route.Remote.Family, a.route.Local.Family = verbs.FamilyIB, verbs.FamilyIB
 	}
 	conn, err := a.resolve(ctx)
 	if err != nil {
+		a.end()
 		return nil, d.connectError(addr, 0, err)
 	}
 	a.first, a.device = conn, conn.Device()
@@ -114,14 +122,20 @@ func (a *association) register(conn verbs.Conn) (err error) {
 	if a.d.o.KeyPerCommand && !a.device.MemoryWindows {
 		return fmt.Errorf("%w: the RDMA device %s has no memory windows for a key per command", verbs.ErrUnsupported, a.device.Name)
 	}
+	if m := a.device.MaxMR; m > 0 && uint64(len(a.mem)) > m {
+		return fmt.Errorf("%d MiB of I/O memory: the RDMA device %s registers at most %d MiB: use a smaller --pool-size", len(a.mem)>>20, a.device.Name, m>>20)
+	}
 	if a.pd, err = conn.NewPD(); err != nil {
 		return err
 	}
-	// With a key for each command the region's own keys never leave this machine.
-	if a.toHost, err = a.pd.Register(a.mem, verbs.LocalWrite|verbs.RemoteWrite); err != nil {
+	write, read := verbs.LocalWrite|verbs.RemoteWrite, verbs.RemoteRead
+	if a.d.o.KeyPerCommand { // the target's rights are those of the commands' keys
+		write, read = verbs.LocalWrite, 0
+	}
+	if a.toHost, err = a.pd.Register(a.mem, write); err != nil {
 		return err
 	}
-	a.toController, err = a.pd.Register(a.mem, verbs.RemoteRead)
+	a.toController, err = a.pd.Register(a.mem, read)
 	return err
 }
 
@@ -140,10 +154,24 @@ const (
 
 // OpenQueue implements transport.Association.
 func (a *association) OpenQueue(ctx context.Context, p transport.QueueParams) (transport.Queue, error) {
+	a.mu.Lock()
+	if a.closed {
+		a.mu.Unlock()
+		return nil, transport.ErrClosed
+	}
+	a.opens.Add(1)
+	a.mu.Unlock()
+	defer a.opens.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(a.life, cancel)()
 	for try := 0; ; try++ {
 		q, err := a.openOnce(ctx, p)
 		if err == nil {
 			return q, nil
+		}
+		if a.life.Err() != nil {
+			return nil, transport.ErrClosed
 		}
 		err = a.d.connectError(a.addr, p.ID, err)
 		if !isStale(err) || try == staleRetries {
@@ -177,13 +205,13 @@ func (a *association) openOnce(ctx context.Context, p transport.QueueParams) (_ 
 		_ = conn.Close()
 		return nil, err
 	}
+	q.start()
 	a.mu.Lock()
 	closed := a.closed
 	if !closed {
 		a.queues = append(a.queues, q)
 	}
 	a.mu.Unlock()
-	q.start()
 	if closed {
 		_ = q.Close()
 		return nil, transport.ErrClosed
@@ -194,35 +222,39 @@ func (a *association) openOnce(ctx context.Context, p transport.QueueParams) (_ 
 // takeConn gives the connection that Dial resolved, or a new one.
 func (a *association) takeConn(ctx context.Context) (verbs.Conn, error) {
 	a.mu.Lock()
-	conn, closed := a.first, a.closed
-	if !closed {
-		a.first = nil
-	}
+	conn := a.first
+	a.first = nil
 	a.mu.Unlock()
-	switch {
-	case closed:
-		return nil, transport.ErrClosed
-	case conn != nil:
+	if conn != nil {
 		return conn, nil
-	default:
-		return a.resolve(ctx)
 	}
+	return a.resolve(ctx)
 }
 
-// Close implements transport.Association.
+// Close implements transport.Association. Calls of OpenQueue under way end with ErrClosed.
 func (a *association) Close() error {
 	a.mu.Lock()
-	if a.closed {
-		a.mu.Unlock()
-		return nil
-	}
+	again := a.closed
 	a.closed = true
+	a.mu.Unlock()
+	if !again {
+		a.closeErr = a.shut()
+		close(a.finished)
+	}
+	<-a.finished
+	return a.closeErr
+}
+
+func (a *association) shut() error {
+	a.mu.Lock()
 	queues, first := a.queues, a.first
 	a.queues, a.first = nil, nil
 	a.mu.Unlock()
+	a.end()
 	for _, q := range queues { // all at once: the time of a dead target is paid once
 		q.end(transport.ErrClosed)
 	}
+	a.opens.Wait()
 	for _, q := range queues {
 		_ = q.Close()
 	}

@@ -23,10 +23,13 @@ type fake struct {
 	device   verbs.Device
 	requests []verbs.ConnParams // of the Connects that came
 	mute     bool               // Disconnect leads to nothing
-	closed   []string           // queue pairs and memory, in the order of their end
-	conns    []*fakeConn
-	regErr   error
-	live     int // PDs, MRs, windows, QPs and connections not closed
+	// connecting, if set, holds up every Connect until it is closed: a target that does not answer, and a device
+	// that lets go late.
+	connecting chan struct{}
+	closed     []string // queue pairs and memory, in the order of their end
+	conns      []*fakeConn
+	regErr     error
+	live       int // PDs, MRs, windows, QPs and connections not closed
 }
 
 func newFake() *fake {
@@ -133,7 +136,13 @@ func (c *fakeConn) NewQP(_ verbs.PD, q verbs.QPConfig) (verbs.QP, error) {
 	return c.qp, nil
 }
 
-func (c *fakeConn) Connect(_ context.Context, p verbs.ConnParams) ([]byte, error) {
+func (c *fakeConn) Connect(ctx context.Context, p verbs.ConnParams) ([]byte, error) {
+	if c.f.connecting != nil {
+		<-c.f.connecting
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+	}
 	c.f.mu.Lock()
 	defer c.f.mu.Unlock()
 	c.f.requests = append(c.f.requests, p)
@@ -191,7 +200,7 @@ type fakeQP struct {
 	recvs []verbs.RecvWR
 	cq    []verbs.Completion
 	armed bool
-	// auto answers every command at once, in the given order of its send completion and its response.
+	// auto answers every chain of commands at once: first all sends, then all responses.
 	auto bool
 }
 
@@ -202,10 +211,7 @@ func (q *fakeQP) PostSend(wrs []verbs.SendWR) (int, error) {
 		return 0, verbs.ErrClosed
 	}
 	if q.auto {
-		for i := range wrs {
-			q.sent(wrs[i].ID)
-			q.respond(binary.LittleEndian.Uint16(wrs[i].SGEs[0].Data[2:]), 0)
-		}
+		q.complete(wrs)
 		return len(wrs), nil
 	}
 	q.sends = append(q.sends, wrs...)
@@ -331,6 +337,24 @@ func (q *fakeQP) answer(cid uint16, result uint64) {
 	q.mu.Unlock()
 }
 
+// completeAll completes every command that waits: first all sends, then all responses.
+func (q *fakeQP) completeAll() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.complete(q.sends)
+	q.sends = q.sends[:0]
+}
+
+// complete is completeAll of wrs. mu is held.
+func (q *fakeQP) complete(wrs []verbs.SendWR) {
+	for i := range wrs {
+		q.sent(wrs[i].ID)
+	}
+	for i := range wrs {
+		q.respond(cidOf(wrs[i]), 0)
+	}
+}
+
 // answerAll answers commands until stop, now and then a little later.
 func (q *fakeQP) answerAll(stop <-chan struct{}) {
 	for i := 0; ; i++ {
@@ -339,14 +363,7 @@ func (q *fakeQP) answerAll(stop <-chan struct{}) {
 			return
 		default:
 		}
-		q.mu.Lock()
-		if n := len(q.sends); n > 0 {
-			wr := q.sends[0]
-			q.sends = q.sends[:copy(q.sends, q.sends[1:])]
-			q.sent(wr.ID)
-			q.respond(cidOf(wr), 0)
-		}
-		q.mu.Unlock()
+		q.completeAll()
 		if i%7 == 0 {
 			runtime.Gosched()
 		}

@@ -50,11 +50,11 @@ func listen(t *testing.T) verbs.Listener {
 }
 
 // dial makes an association with mem to the listener at addr.
-func dial(t *testing.T, addr verbs.Addr, mem []byte) transport.Association {
+func dial(t *testing.T, addr verbs.Addr, mem []byte, o rdma.Options) transport.Association {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	a, err := rdma.NewDialer(iwarp.New(iwarp.Options{}), rdma.Options{}).Dial(ctx, transport.Address{Remote: addr.IP, Port: addr.Port}, mem)
+	a, err := rdma.NewDialer(iwarp.New(iwarp.Options{}), o).Dial(ctx, transport.Address{Remote: addr.IP, Port: addr.Port}, mem)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestCaseH26InCapsuleBytes(t *testing.T) {
 	for i := range mem {
 		mem[i] = byte(rand.Uint32())
 	}
-	a := dial(t, l.Addr(), mem)
+	a := dial(t, l.Addr(), mem, rdma.Options{})
 	q := openQueue(t, a, transport.QueueParams{ID: 1, Depth: depth, InCapsule: inCapsule})
 	var sizes []int
 	for n := 1; n <= 260; n++ {
@@ -256,7 +256,7 @@ func TestCaseH37AnotherOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	mem := mapped(t, depth*most*512)
-	q := connect(t, dial(t, addr, mem), mem, depth+1)
+	q := connect(t, dial(t, addr, mem, rdma.Options{}), mem, depth+1)
 
 	var submitted, writes, swapped, last int // last: the newest command that has ended
 	var ended atomic.Int32
@@ -311,6 +311,30 @@ func TestCaseH37AnotherOrder(t *testing.T) {
 	got := make([]byte, len(model))
 	if err := sub.ReadAt(1, got, 0); err != nil || !bytes.Equal(got, model) {
 		t.Errorf("the namespace holds other data than was written, %v", err)
+	}
+}
+
+// TestKeyPerCommandFromTheStart has every command of a controller, its admin queue's too, bring its own key: the region's
+// own let nobody in.
+func TestKeyPerCommandFromTheStart(t *testing.T) {
+	script, err := misbehave.Parse("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, addr := serve(t, script)
+	mem := mapped(t, 1<<20)
+	a := dial(t, addr, mem, rdma.Options{KeyPerCommand: true})
+	q := connect(t, a, mem, 8)
+	for _, blocks := range []int{1, 64} { // in the capsule, by key
+		out, in := mem[:blocks*512], mem[1<<19:][:blocks*512]
+		for i := range out {
+			out[i] = byte(rand.Uint32())
+		}
+		run(t, q, func(c *nvme.Command) { c.FillWrite(1, 0, uint32(blocks), false) }, out, transport.ToController)
+		run(t, q, func(c *nvme.Command) { c.FillRead(1, 0, uint32(blocks)) }, in, transport.ToHost)
+		if !bytes.Equal(in, out) {
+			t.Errorf("%d blocks: other data came back", blocks)
+		}
 	}
 }
 

@@ -40,7 +40,7 @@ func (q *queue) Poll(wait time.Duration) int {
 // pollLocked is one Poll. It leaves the queue owned when the caller has to poll again. pollMu is held.
 func (q *queue) pollLocked(wait time.Duration) int {
 	q.owned.Store(true)
-	n := q.reap()
+	n := q.complete()
 	if n == 0 && wait > 0 {
 		n = q.spin(wait)
 	}
@@ -56,7 +56,7 @@ func (q *queue) pollLocked(wait time.Duration) int {
 func (q *queue) spin(wait time.Duration) int {
 	deadline := time.Now().Add(wait)
 	for i := 1; ; i++ {
-		if n := q.reap(); n > 0 {
+		if n := q.complete(); n > 0 {
 			return n
 		}
 		if q.outstanding.Load() == 0 || q.isFailing() {
@@ -78,7 +78,7 @@ func (q *queue) handOver() int {
 		q.armed = true
 		q.arm()
 	}
-	return q.reap()
+	return q.complete()
 }
 
 func (q *queue) isFailing() bool {
@@ -123,10 +123,7 @@ func (q *queue) watchLocked() {
 	q.owned.Store(true)
 	for {
 		q.post()
-		if q.reap() > 0 || q.p.Spin > 0 && q.outstanding.Load() > 0 && q.spin(q.p.Spin) > 0 {
-			continue
-		}
-		if q.handOver() == 0 {
+		if q.complete() == 0 && q.handOver() == 0 {
 			break
 		}
 	}
@@ -137,19 +134,29 @@ func (q *queue) watchLocked() {
 func (q *queue) drain() {
 	q.pollMu.Lock()
 	defer q.pollMu.Unlock()
-	for q.reap() > 0 {
+	for q.complete() > 0 {
+	}
+}
+
+// complete takes completions until commands have ended, and returns how many. Only 0 says that the completion
+// queue was empty: a whole batch may be sends, whose commands still wait for their responses. pollMu is held.
+func (q *queue) complete() int {
+	for {
+		if taken, ended := q.reap(); ended > 0 || taken == 0 {
+			return ended
+		}
 	}
 }
 
 // reap takes one batch of completions and calls Done of the commands that ended. pollMu is held.
-func (q *queue) reap() int {
+func (q *queue) reap() (taken, ended int) {
 	n, err := q.qp.Poll(q.wc[:])
 	if err != nil {
 		q.lose(err)
-		return 0
+		return 0, 0
 	}
 	if n == 0 {
-		return 0
+		return 0, 0
 	}
 	q.polls.Add(1)
 	q.ended = q.ended[:0]
@@ -175,7 +182,7 @@ func (q *queue) reap() int {
 	for _, r := range q.ended {
 		r.Done(r)
 	}
-	return len(q.ended)
+	return n, len(q.ended)
 }
 
 // completion handles one work completion. mu and pollMu are held. An error ends the queue.
@@ -209,7 +216,7 @@ func (q *queue) completion(c *verbs.Completion) error {
 		return &transport.ProtocolError{Detail: fmt.Sprintf("a response to command %#04x, which is not under way", cid)}
 	case cid != q.cid(i, s.gen):
 		return &transport.ProtocolError{Detail: fmt.Sprintf("a response to command %#04x, an earlier use of a live slot", cid)}
-	case c.Invalidated && s.keyBound && c.InvalidatedKey != s.key:
+	case c.Invalidated && s.window != nil && (!s.keyBound || c.InvalidatedKey != s.key):
 		return &transport.ProtocolError{Detail: "a response invalidated another command's key"}
 	}
 	copy(s.req.Completion[:], b)

@@ -126,7 +126,7 @@ func newQueue(a *association, conn verbs.Conn, p transport.QueueParams) (_ *queu
 	}
 	for i := range q.slots {
 		q.free = append(q.free, uint16(len(q.slots)-1-i))
-		if a.d.o.KeyPerCommand && p.ID != 0 {
+		if a.d.o.KeyPerCommand {
 			if q.slots[i].window, err = a.pd.NewWindow(); err != nil {
 				return nil, err
 			}
@@ -392,18 +392,26 @@ func (q *queue) Counters() transport.Counters {
 }
 
 // watch waits for the end of the connection or of the queue, and takes the queue apart: first the queue
-// pair, so that no device touches memory any more, then the requests.
+// pair, so that no device touches memory any more, then the requests. A request that the target has answered
+// before ends as answered.
 func (q *queue) watch() {
+	violated := func() bool { // then nothing that the target says counts any more
+		var wrong *transport.ProtocolError
+		return errors.As(q.Err(), &wrong)
+	}
 	select {
 	case <-q.conn.Disconnected():
-		cause := q.conn.Err()
-		if cause == nil {
-			cause = verbs.ErrDisconnected
-		}
-		q.drain() // the target may have answered before it hung up
-		q.end(&transport.LostError{Cause: cause})
 	case <-q.failing:
 	}
+	if !violated() {
+		q.drain()
+	}
+	cause := q.conn.Err()
+	if cause == nil {
+		cause = verbs.ErrDisconnected
+	}
+	q.end(&transport.LostError{Cause: cause}) // unless there is a reason already
+	trusted := !violated()
 	_ = q.conn.Disconnect()
 	_ = q.qp.Close() // ends run's Wait
 	<-q.running
@@ -416,11 +424,15 @@ func (q *queue) watch() {
 	}
 	q.ended = q.ended[:0]
 	for i := range q.slots {
-		if r := q.slots[i].req; r != nil {
-			r.Err = lost
-			q.slots[i].req = nil
-			q.ended = append(q.ended, r)
+		s := &q.slots[i]
+		if s.req == nil {
+			continue
 		}
+		if s.req.Err = lost; trusted && s.responded { // its send completion never came
+			s.req.Err = s.err
+		}
+		q.ended = append(q.ended, s.req)
+		s.req = nil
 	}
 	q.pending = q.pending[:0]
 	q.waiting.Store(0)

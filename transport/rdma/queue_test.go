@@ -93,6 +93,8 @@ func TestRejectionsInWords(t *testing.T) {
 	inWords(t, no(4), transport.ErrRejected, "invalid host submission queue size")
 	inWords(t, verbs.ErrTimeout, transport.ErrTimeout, "check the address")
 	inWords(t, &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, transport.ErrTimeout, "no answer in time: check")
+	slow := fmt.Errorf("%w (%w): %w", verbs.ErrTimeout, context.DeadlineExceeded, &verbs.HandshakeError{Detail: "it never answered"})
+	inWords(t, slow, transport.ErrTimeout, "no answer in time: it never answered: the port is slow")
 	inWords(t, &verbs.HandshakeError{Detail: "it spoke HTTP"}, transport.ErrWrongPeer, "it spoke HTTP")
 }
 
@@ -106,6 +108,56 @@ func TestCaseH33MemlockSaysTheFix(t *testing.T) {
 	if f.live != 0 {
 		t.Errorf("%d verbs objects left", f.live)
 	}
+}
+
+func TestRegionTooLarge(t *testing.T) {
+	f := newFake()
+	f.device.MaxMR = 2 << 20
+	_, err := NewDialer(f, Options{}).Dial(context.Background(), transport.Address{}, make([]byte, 3<<20))
+	if err == nil || !strings.Contains(err.Error(), "3 MiB of I/O memory: the RDMA device fake0 registers at most 2 MiB: use a smaller --pool-size") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestCloseDuringOpen: Close ends an OpenQueue under way, and neither it nor a second Close returns while a device
+// still has the memory.
+func TestCloseDuringOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		f.connecting = make(chan struct{})
+		a, err := NewDialer(f, Options{}).Dial(context.Background(), transport.Address{}, make([]byte, 4096))
+		if err != nil {
+			t.Fatal(err)
+		}
+		opened := make(chan error, 1)
+		go func() {
+			_, err := a.OpenQueue(context.Background(), transport.QueueParams{ID: 1, Depth: 4})
+			opened <- err
+		}()
+		synctest.Wait() // it waits for the target
+		var closes sync.WaitGroup
+		for range 2 {
+			closes.Go(func() {
+				if err := a.Close(); err != nil {
+					t.Error(err)
+				}
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				if f.live != 0 {
+					t.Errorf("closed with %d verbs objects left; so far ended: %q", f.live, f.closed)
+				}
+			})
+		}
+		synctest.Wait()
+		close(f.connecting)
+		closes.Wait()
+		if err := <-opened; !errors.Is(err, transport.ErrClosed) {
+			t.Errorf("OpenQueue: %v", err)
+		}
+		if _, err := a.OpenQueue(context.Background(), transport.QueueParams{ID: 1, Depth: 4}); !errors.Is(err, transport.ErrClosed) {
+			t.Errorf("OpenQueue after Close: %v", err)
+		}
+	})
 }
 
 func TestCommandCapsule(t *testing.T) {
@@ -185,30 +237,76 @@ func TestCaseH26InCapsuleWrite(t *testing.T) {
 	}
 }
 
+// TestKeyPerCommand: the target never has a key to more than the data of a command under way, from the admin queue's
+// first command on.
 func TestKeyPerCommand(t *testing.T) {
-	f := newFake()
-	_, q, mem := open(t, f, transport.QueueParams{ID: 1, Depth: 2}, Options{KeyPerCommand: true})
-	var rec recorder
-	var last uint32
-	for range 3 {
-		r := rec.request(mem[:8192], transport.ToHost)
-		submit(t, q, r)
-		q.Kick()
-		wr := f.far().take(t, 0)
-		b := wr.SGEs[0].Data
-		key := binary.LittleEndian.Uint32(b[35:])
-		if key == last || b[39] != 0x4F {
-			t.Errorf("key %#x, type %#x", key, b[39])
+	for id := range uint16(2) {
+		f := newFake()
+		a, q, mem := open(t, f, transport.QueueParams{ID: id, Depth: 2}, Options{KeyPerCommand: true})
+		for _, mr := range []verbs.MR{a.(*association).toHost, a.(*association).toController} {
+			if access := mr.(*fakeMR).access; access&^verbs.LocalWrite != 0 {
+				t.Errorf("the whole region is open to the target, access %#x", access)
+			}
 		}
-		last = key
-		f.far().completeSend(wr)
-		f.far().answer(cidOf(wr), 0)
-		for rec.count(r) == 0 { // the queue's own goroutine may be at it
-			q.Poll(time.Millisecond)
+		var rec recorder
+		var last uint32
+		for i := range 4 {
+			r := rec.request(mem[:8192], transport.ToHost+transport.Direction(i%2))
+			submit(t, q, r)
+			q.Kick()
+			wr := f.far().take(t, 0)
+			b := wr.SGEs[0].Data
+			key := binary.LittleEndian.Uint32(b[35:])
+			w := q.(*queue).slots[0].window
+			if w == nil || key == last || key != w.(*fakeWindow).key || b[39] != 0x4F {
+				t.Fatalf("queue %d: key %#x, type %#x", id, key, b[39])
+			}
+			last = key
+			f.far().completeSend(wr)
+			f.far().answer(cidOf(wr), 0)
+			for rec.count(r) == 0 {
+				q.Poll(time.Millisecond)
+			}
+			if w.(*fakeWindow).bound {
+				t.Error("the key outlived its command")
+			}
 		}
-		if w := q.(*queue).slots[0].window.(*fakeWindow); w.bound {
-			t.Error("the key outlived its command")
-		}
+	}
+}
+
+// TestInvalidatedKey: a response may end its own command's key, and no other: whose data would then go where no key
+// is, unnoticed.
+func TestInvalidatedKey(t *testing.T) {
+	for name, c := range map[string]struct {
+		data bool   // the command has a key
+		key  uint32 // is added to it
+		ok   bool
+	}{"its own": {true, 0, true}, "another's": {true, 1, false}, "without one": {false, 0, false}} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake()
+			_, q, mem := open(t, f, transport.QueueParams{ID: 1, Depth: 2}, Options{KeyPerCommand: true})
+			var rec recorder
+			r := rec.request(nil, transport.None)
+			if c.data {
+				r = rec.request(mem[:4096], transport.ToHost)
+			}
+			submit(t, q, r)
+			q.Kick()
+			wr := f.far().take(t, 0)
+			far := f.far()
+			far.mu.Lock()
+			far.sent(wr.ID)
+			far.respond(cidOf(wr), 0)
+			last := &far.cq[len(far.cq)-1]
+			last.Invalidated, last.InvalidatedKey = true, binary.LittleEndian.Uint32(wr.SGEs[0].Data[35:])+c.key
+			far.mu.Unlock()
+			for rec.count(r) == 0 {
+				q.Poll(time.Millisecond)
+			}
+			if (r.Err == nil) != c.ok || !c.ok && !lostWith[*transport.ProtocolError](q.Err()) {
+				t.Errorf("the request ended with %v, the queue with %v", r.Err, q.Err())
+			}
+		})
 	}
 }
 
@@ -377,14 +475,84 @@ func TestCaseH20EveryExitReturnsItsSlot(t *testing.T) {
 	}
 }
 
+// TestOnlySends: a batch of nothing but send completions ends no command, and yet is no empty completion queue.
+func TestOnlySends(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake()
+		_, q, _ := open(t, f, transport.QueueParams{ID: 1, Depth: 256}, Options{})
+		far := f.far()
+		var rec recorder
+		first := rec.request(nil, transport.None)
+		submit(t, q, first)
+		q.Poll(-1)
+		wr := far.take(t, 0)
+		far.completeSend(wr)
+		synctest.Wait() // the event woke the queue's goroutine, which left the rest to the queue's owner
+		far.answer(cidOf(wr), 0)
+		for rec.count(first) == 0 {
+			q.Poll(-1)
+		}
+		for range 255 {
+			submit(t, q, rec.request(nil, transport.None))
+		}
+		q.Kick()
+		far.completeAll()
+		for q.Poll(0) > 0 {
+		}
+		synctest.Wait()
+		if n := q.Outstanding(); n != 0 {
+			t.Errorf("%d commands were answered and nobody noticed", n)
+		}
+	})
+}
+
+// TestAnsweredBeforeTheEnd: what the target answered before it hung up is no loss, however much it was, whoever
+// noticed the end, and even without the send's own completion.
+func TestAnsweredBeforeTheEnd(t *testing.T) {
+	for name, end := range map[string]func(*fake, transport.Queue){
+		"hung up": func(f *fake, _ transport.Queue) { f.conns[0].cut(verbs.ErrDisconnected) },
+		"failed":  func(_ *fake, q transport.Queue) { q.Fail(errors.New("timed out")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake()
+			_, q, _ := open(t, f, transport.QueueParams{ID: 1, Depth: 128}, Options{})
+			var rec recorder
+			answered, lost := make([]*transport.Request, 100), rec.request(nil, transport.None)
+			for i := range answered {
+				answered[i] = rec.request(nil, transport.None)
+				submit(t, q, answered[i])
+			}
+			q.Kick()
+			busy := &q.(*queue).pollMu // nobody looks before the end
+			busy.Lock()
+			far := f.far()
+			unsent := far.take(t, 0)
+			far.completeAll()
+			far.answer(cidOf(unsent), 0)
+			submit(t, q, lost)
+			end(f, q)
+			busy.Unlock()
+			_ = q.Close()
+			for i, r := range answered {
+				if rec.count(r) != 1 || r.Err != nil {
+					t.Errorf("answered request %d ended %d times, with %v", i, rec.count(r), r.Err)
+				}
+			}
+			if rec.count(lost) != 1 || !lostWith[error](lost.Err) {
+				t.Errorf("the request without an answer ended with %v", lost.Err)
+			}
+		})
+	}
+}
+
 // TestNoLostWakeUp mixes users that poll, users that only kick, and the queue's own goroutine, with a far end
 // that answers at once or from a goroutine of its own: a completion that nobody notices ends the test.
 func TestNoLostWakeUp(t *testing.T) {
-	for _, users := range []int{1, 2, 4} {
+	for _, c := range []struct{ depth, users, burst int }{{8, 1, 1}, {8, 2, 1}, {8, 4, 1}, {256, 1, 255}, {256, 4, 63}} {
 		for _, auto := range []bool{true, false} {
-			t.Run(fmt.Sprintf("users=%d,auto=%v", users, auto), func(t *testing.T) {
+			t.Run(fmt.Sprintf("depth=%d,users=%d,burst=%d,auto=%v", c.depth, c.users, c.burst, auto), func(t *testing.T) {
 				f := newFake()
-				_, q, _ := open(t, f, transport.QueueParams{ID: 1, Depth: 8}, Options{})
+				_, q, _ := open(t, f, transport.QueueParams{ID: 1, Depth: c.depth}, Options{})
 				far := f.far()
 				far.auto = auto
 				stop := make(chan struct{})
@@ -392,8 +560,8 @@ func TestNoLostWakeUp(t *testing.T) {
 				if !auto {
 					answering.Go(func() { far.answerAll(stop) })
 				}
-				for user := range users {
-					wg.Go(func() { useQueue(t, q, user) })
+				for user := range c.users {
+					wg.Go(func() { useQueue(t, q, user, c.burst) })
 				}
 				wg.Wait()
 				close(stop)
@@ -403,33 +571,38 @@ func TestNoLostWakeUp(t *testing.T) {
 	}
 }
 
-// useQueue runs commands one at a time in the manner of the exports: some kick, some poll until they get 0, some
+// useQueue runs commands, burst at a time, in the manner of the exports: some kick, some poll until they get 0, some
 // look first and keep the queue.
-func useQueue(t *testing.T, q transport.Queue, user int) {
-	done := make(chan struct{}, 1)
-	r := &transport.Request{Done: func(*transport.Request) { done <- struct{}{} }}
+func useQueue(t *testing.T, q transport.Queue, user, burst int) {
+	done := make(chan struct{}, burst)
+	reqs := make([]transport.Request, burst)
 	late := time.NewTimer(0)
-	for i := range 5000 {
-		for q.Submit(r) != nil {
-			q.Poll(0)
+	for i := range 5000/burst + 100 {
+		for j := range reqs {
+			reqs[j].Done = func(*transport.Request) { done <- struct{}{} }
+			for q.Submit(&reqs[j]) != nil {
+				q.Poll(0)
+			}
 		}
 		switch {
 		case user%3 == 2 && i%2 == 0:
 			q.Kick()
 		default:
-			for k := i % 5; k > 0 && len(done) == 0; k-- {
+			for k := i % 5; k > 0 && len(done) < burst; k-- {
 				q.Poll(-1)
 			}
 			for q.Poll(time.Duration(i%3)*time.Microsecond) > 0 {
 			}
 		}
 		late.Reset(20 * time.Second)
-		select {
-		case <-done:
-		case <-late.C:
-			t.Errorf("user %d: command %d was completed and nobody noticed", user, i)
-			q.Fail(errors.New("lost wake-up"))
-			return
+		for range burst {
+			select {
+			case <-done:
+			case <-late.C:
+				t.Errorf("user %d: command %d was completed and nobody noticed", user, i)
+				q.Fail(errors.New("lost wake-up"))
+				return
+			}
 		}
 	}
 }

@@ -38,7 +38,8 @@ type Route struct {
 	// TOS is the IP type of service of the connection's packets, when TOSSet.
 	TOS    uint8
 	TOSSet bool
-	// Device restricts the choice to the RDMA device of this name; empty is any.
+	// Device restricts the choice to the RDMA device of this name, or over the network device of this name
+	// (Device.NetDevice); empty is any.
 	Device string
 }
 
@@ -127,7 +128,8 @@ type MR interface {
 // Window is a key that is given out for one transfer and dies with it: by SEND with invalidate from the
 // peer, or by Invalidate. A region's own key lives on (IBA 10.6.7, RFC 5040 section 5.3).
 type Window interface {
-	// Bind gives access to b, which must lie within mr, under a fresh key.
+	// Bind gives access to b, which must lie within mr, under a fresh key. mr need not give the peer any
+	// access itself; for RemoteWrite it must have LocalWrite.
 	Bind(mr MR, b []byte, access Access) (rkey uint32, addr uint64, err error)
 	// Invalidate ends the key at once. It is no error if the peer did so before.
 	Invalidate() error

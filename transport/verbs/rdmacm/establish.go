@@ -86,7 +86,7 @@ func (c *conn) resolve(ctx context.Context, r verbs.Route, src, dst unsafe.Point
 		return err
 	}
 	c.remote = r.Remote // as asked: with its zone, and its port
-	if r.Device != "" && r.Device != c.device.Name {
+	if r.Device != "" && r.Device != c.device.Name && r.Device != c.device.NetDevice {
 		return fmt.Errorf("%w %q leads to %v: the route goes over %q", verbs.ErrNoDevice, r.Device, r.Remote, c.device.Name)
 	}
 	if e := C.farblk_resolve_route(c.id, ms); e != 0 {

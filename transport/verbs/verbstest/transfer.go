@@ -260,14 +260,23 @@ func testWindows(t *testing.T, p verbs.Provider, o Options) {
 	defer func() { mustClose(t, "window", w.Close) }()
 	const off, n = 4096, 8192
 	fill(cl.mem[:n], 3)
+	closed, err := sv.pd.Register(sv.mem, verbs.LocalWrite) // open to nobody but through a window
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { mustClose(t, "region", closed.Close) }()
 	var old uint32
 	for round := range 3 {
 		clear(sv.mem)
-		key, addr, err := w.Bind(sv.mr, sv.mem[off:off+n], verbs.RemoteWrite|verbs.RemoteRead|verbs.LocalWrite)
+		mr := sv.mr
+		if round == 2 {
+			mr = closed
+		}
+		key, addr, err := w.Bind(mr, sv.mem[off:off+n], verbs.RemoteWrite|verbs.RemoteRead|verbs.LocalWrite)
 		if err != nil {
 			t.Fatalf("round %d: bind: %v", round, err)
 		}
-		if key == old || key == sv.mr.RKey() {
+		if key == old || key == mr.RKey() {
 			t.Errorf("round %d: key %#x is not fresh", round, key)
 		}
 		old = key
