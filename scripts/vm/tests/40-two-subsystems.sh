@@ -37,6 +37,7 @@ for link in rxe siw; do
   is "$link: ana-log" '[1,"optimized",[1]]' "$(groups)"
   echo non-optimized >"$ana/1/ana_state"
   is "$link: ana-log after a change" '[1,"non-optimized",[1]]' "$(groups)"
+  attempt "$link: list after a change" wait_for 5 bash -c 'farblk list -o json | jq -e ".devices[] | select(.ANAState == \"non-optimized\")"'
   mkdir "$ana/2"
   is "$link: ana-log of two groups" '[2,"non-optimized",[1]]' "$(groups)"
   rmdir "$ana/2"
