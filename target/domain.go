@@ -65,12 +65,12 @@ func (d *domain) region(e *extent) (verbs.MR, error) {
 	if d.inPlace {
 		access = verbs.LocalWrite | verbs.ReadSink
 	}
+	if d.hardware {
+		e.pin() // before the device takes the pages, and for ever: another may hold them
+	}
 	mr, err := d.pd.Register(e.mem, access)
 	if err != nil {
 		return nil, fmt.Errorf("memory of a namespace: %w", err)
-	}
-	if d.hardware {
-		e.pinned.Store(true)
 	}
 	d.regions[e] = mr
 	return mr, nil

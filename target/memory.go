@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -13,9 +14,19 @@ import (
 // extent is one mapping of a namespace in memory. A namespace that grows gets
 // another, since a registered mapping cannot move.
 type extent struct {
-	start  uint64 // the namespace's byte that mem begins at
-	mem    []byte
-	pinned atomic.Bool // some device holds the pages
+	start uint64 // the namespace's byte that mem begins at
+	mem   []byte
+
+	giving sync.RWMutex // held while pages are given back; a leaf
+	pinned bool         // some device holds the pages, or is about to; guarded by giving
+}
+
+// pin keeps the pages in place from now on: a device that holds a page which was given back goes on with it, while
+// everybody else sees another.
+func (e *extent) pin() {
+	e.giving.Lock()
+	defer e.giving.Unlock()
+	e.pinned = true
 }
 
 // maxExtents bounds how often a namespace in memory can grow.
@@ -123,18 +134,26 @@ func (m *memory) zero(off, n uint64) error {
 
 // zero clears p, which is a cut of e.
 func (e *extent) zero(p []byte) {
-	if e.pinned.Load() || len(p) < 16*pageSize {
+	if len(p) < 16*pageSize {
 		clear(p)
 		return
 	}
 	at := len(e.mem) - cap(p)
 	first := -at & (pageSize - 1)
 	last := (at+len(p))&^(pageSize-1) - at
+	if !e.give(p[first:last:last]) {
+		clear(p)
+		return
+	}
 	clear(p[:first])
 	clear(p[last:])
-	if err := unix.Madvise(p[first:last:last], unix.MADV_DONTNEED); err != nil {
-		clear(p[first:last])
-	}
+}
+
+// give gives whole pages back, which then read as zeros, unless some device holds them.
+func (e *extent) give(pages []byte) bool {
+	e.giving.RLock()
+	defer e.giving.RUnlock()
+	return !e.pinned && unix.Madvise(pages, unix.MADV_DONTNEED) == nil
 }
 
 func (m *memory) sync() error { return nil }
