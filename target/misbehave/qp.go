@@ -30,8 +30,8 @@ type qp struct {
 	lastCID   uint16
 	blackhole bool
 	stopped   bool
-	timers    []*time.Timer
-	replies   map[*reply]struct{} // that hold memory
+	timers    map[*time.Timer]struct{} // that have not gone off
+	replies   map[*reply]struct{}      // that hold memory
 	comps     [64]verbs.Completion
 
 	wake    chan struct{} // capacity 1: ready has something
@@ -59,6 +59,7 @@ func newQP(c *conn, inner verbs.QP, pd verbs.PD) *qp {
 		recvs:   make(map[uint64]verbs.RecvWR),
 		under:   make(map[uint64]*sent),
 		plans:   make(map[uint16][]plan),
+		timers:  make(map[*time.Timer]struct{}),
 		replies: make(map[*reply]struct{}),
 		wake:    make(chan struct{}, 1),
 		pumped:  make(chan error, 1),
@@ -245,15 +246,18 @@ func (q *qp) arrived(c verbs.Completion) {
 	})
 }
 
-// after runs f, with the lock held, unless the queue has ended by then.
+// after runs f, with the lock held as it is now, unless the queue has ended by then.
 func (q *qp) after(d time.Duration, f func()) {
-	q.timers = append(q.timers, time.AfterFunc(d, func() {
+	var t *time.Timer
+	t = time.AfterFunc(d, func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
+		delete(q.timers, t)
 		if !q.stopped && !q.blackhole {
 			f()
 		}
-	}))
+	})
+	q.timers[t] = struct{}{}
 }
 
 func (q *qp) takePlan(w *verbs.SendWR) (plan, bool) {
@@ -313,7 +317,7 @@ func (q *qp) stop() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.stopped = true
-	for _, t := range q.timers {
+	for t := range q.timers {
 		t.Stop()
 	}
 }
