@@ -115,6 +115,9 @@ type client struct {
 	comps [64]verbs.Completion
 	done  map[uint16][]nvme.Completion
 	sent  int // sends without completion
+
+	waiting bool       // a goroutine is in Wait
+	waited  chan error // capacity 1: what it returned
 }
 
 const (
@@ -131,7 +134,7 @@ func dial(t testing.TB, addr verbs.Addr, qid uint16, depth int) (*client, error)
 	if err != nil {
 		return nil, err
 	}
-	c := &client{t: t, conn: conn, qid: qid, depth: depth, done: map[uint16][]nvme.Completion{}}
+	c := &client{t: t, conn: conn, qid: qid, depth: depth, done: map[uint16][]nvme.Completion{}, waited: make(chan error, 1)}
 	n := depth*(slotSize+64) + dataSize
 	c.mem, err = unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
@@ -164,6 +167,9 @@ func (c *client) close() {
 		return
 	}
 	c.conn.Close()
+	if c.waiting {
+		<-c.waited
+	}
 	c.mr.Close()
 	c.pd.Close()
 	unix.Munmap(c.mem)
@@ -208,7 +214,7 @@ var (
 
 // poll takes what has come; it waits if nothing has.
 func (c *client) poll(deadline time.Time) error {
-	for {
+	for armed := false; ; {
 		n, err := c.qp.Poll(c.comps[:])
 		if err != nil {
 			return err
@@ -230,15 +236,28 @@ func (c *client) poll(deadline time.Time) error {
 		if n > 0 {
 			return nil
 		}
-		if err := c.qp.Arm(); err != nil {
-			return err
-		}
-		if n, _ := c.qp.Poll(c.comps[:0]); n > 0 {
+		if !armed {
+			if err := c.qp.Arm(); err != nil {
+				return err
+			}
+			armed = true // nothing is lost: poll once more before waiting
 			continue
 		}
-		if time.Now().After(deadline) {
+		if !c.waiting {
+			c.waiting = true
+			go func() { c.waited <- c.qp.Wait() }()
+		}
+		timeout := time.NewTimer(time.Until(deadline))
+		select {
+		case err := <-c.waited:
+			c.waiting, armed = false, false
+			if err != nil {
+				return err
+			}
+		case <-timeout.C:
 			return errTimeout
 		}
+		timeout.Stop()
 	}
 }
 

@@ -25,6 +25,7 @@ func (t *Target) serveConn(p *port, conn verbs.Conn) {
 		conn.Close()
 		return
 	}
+	defer t.vacate()
 	q, err := t.newQueue(p, conn, req)
 	if err != nil {
 		log.Error("no queue for a connection", "qid", req.QID, "err", err)
@@ -50,8 +51,8 @@ func (t *Target) serveConn(p *port, conn verbs.Conn) {
 	}
 }
 
-// admit checks a connection request's private data (RDMA 3.5) and that there is
-// room for one more queue.
+// admit checks a connection request's private data (RDMA 3.5), and takes one
+// queue's room, which vacate gives back.
 func (t *Target) admit(conn verbs.Conn) (nvme.CMRequest, error) {
 	req, err := nvme.ParseCMRequest(conn.PrivateData())
 	if err != nil {
@@ -62,8 +63,7 @@ func (t *Target) admit(conn verbs.Conn) (nvme.CMRequest, error) {
 		depth = adminDepth
 	}
 	t.mu.Lock()
-	queues := len(t.queues)
-	t.mu.Unlock()
+	defer t.mu.Unlock()
 	reason := nvme.RejectReason(0)
 	switch {
 	case int(req.QID) > t.cfg.IOQueues:
@@ -74,13 +74,20 @@ func (t *Target) admit(conn verbs.Conn) (nvme.CMRequest, error) {
 		reason = nvme.RejectRQSize
 	case conn.PeerParams().ResponderResources == 0:
 		reason = nvme.RejectIRD
-	case queues >= t.cfg.MaxQueues:
+	case t.admitted >= t.cfg.MaxQueues:
 		reason = nvme.RejectNoResources
 	}
 	if reason != 0 {
 		return req, &nvme.CMRejectError{Reason: reason}
 	}
+	t.admitted++
 	return req, nil
+}
+
+func (t *Target) vacate() {
+	t.mu.Lock()
+	t.admitted--
+	t.mu.Unlock()
 }
 
 // enter registers the queue, so that Close finds it.

@@ -54,7 +54,7 @@ type queue struct {
 
 	unsynced []*command     // wait for syncAside
 	syncing  bool           // it runs
-	aside    sync.WaitGroup // of it
+	aside    sync.WaitGroup // of it, and of all else that the queue has run aside
 
 	sqhd, sqsize uint16
 	noFlow       bool // SQ flow control is off
@@ -146,6 +146,11 @@ func (t *Target) newQueue(p *port, conn verbs.Conn, req nvme.CMRequest) (q *queu
 
 // run handles the queue until it ends, and returns why.
 func (q *queue) run() error {
+	// With all receives taken by commands that wait, event requests, no completion would tell of the end.
+	q.aside.Go(func() {
+		<-q.conn.Disconnected()
+		q.kill(errEnded)
+	})
 	var w waiter
 	for {
 		n, err := q.step()
@@ -283,11 +288,13 @@ func (q *queue) kill(why error) {
 	if q.dead != nil {
 		return
 	}
-	if why == nil {
+	if why == nil || errors.Is(why, verbs.ErrClosed) || errors.Is(why, verbs.ErrDisconnected) {
 		why = errEnded
 	}
-	if errors.Is(why, verbs.ErrClosed) || errors.Is(why, verbs.ErrDisconnected) {
-		why = errEnded
+	if why == errEnded { // the connection may know more
+		if err := q.conn.Err(); err != nil && err != verbs.ErrDisconnected && !errors.Is(err, verbs.ErrClosed) {
+			why = err
+		}
 	}
 	q.dead = why
 	q.deadline.Stop()

@@ -105,9 +105,8 @@ func (c *Config) fill() error {
 	return nil
 }
 
-// Errors do not begin with "target:": the command that shows them does.
-
-// ErrClosed says that the target was closed.
+// ErrClosed says that the target was closed. As all errors here it does not begin with "target:": the command that
+// shows it does.
 var ErrClosed = errors.New("target closed")
 
 // Target serves subsystems to hosts. Its methods may be called from any
@@ -122,6 +121,7 @@ type Target struct {
 	discovery   *Subsystem
 	referrals   []Referral
 	ports       []*port
+	admitted    int // connections that have a queue, or are about to
 	queues      map[*queue]struct{}
 	controllers map[uint16]*controller
 	lastCNTLID  uint16

@@ -1,0 +1,101 @@
+package target_test
+
+import (
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"farblk/host/nvme"
+	"farblk/target"
+	"farblk/transport/verbs"
+)
+
+// endLog hands out the lines that say how a queue ended.
+type endLog chan string
+
+func (l endLog) Write(p []byte) (int, error) {
+	if s := string(p); strings.Contains(s, "queue ended") {
+		l <- s
+	}
+	return len(p), nil
+}
+
+func (l endLog) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// TestEndNoticedWithoutReceives: a queue all of whose receives are held by event requests ends with its connection.
+func TestEndNoticedWithoutReceives(t *testing.T) {
+	ends := make(endLog, 1)
+	b := newBed(t, target.Config{Logger: ends.logger()})
+	b.subsystem()
+	c, err := dial(t, b.addr, 0, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.connect(subNQN, hostNQN, nvme.AnyController, 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		var aer nvme.Command
+		aer.FillAsyncEventRequest()
+		c.send(aer, nil)
+	}
+	for c.sent > 0 {
+		if err := c.poll(time.Now().Add(limit)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.close()
+	select {
+	case line := <-ends:
+		if !strings.Contains(line, "level=DEBUG") {
+			t.Errorf("an ordinary end: %s", line)
+		}
+	case <-time.After(limit):
+		t.Fatal("the host hung up, and the queue is still there")
+	}
+}
+
+// TestCauseOfEnd: a host that breaks the protocol, or finds that the target does, is told of in the log.
+func TestCauseOfEnd(t *testing.T) {
+	ends := make(endLog, 2)
+	b := newBed(t, target.Config{Logger: ends.logger()})
+	b.subsystem(target.NamespaceConfig{Size: 1 << 20})
+	q := connectHost(t, b.addr, subNQN, 1, 32, 0).io[0]
+	_, sgl := q.data(0, 4096)
+	sgl.Key ^= 0x5A5A
+	if _, err := q.try(func(c *nvme.Command) { c.FillRead(1, 0, 8); c.SetSGL(sgl) }, nil); !errors.Is(err, errLost) {
+		t.Fatal(err)
+	}
+	if line := <-ends; !strings.Contains(line, "level=WARN") || !strings.Contains(line, "STag") {
+		t.Errorf("a key that the host refused: %s", line)
+	}
+}
+
+// TestMaxQueuesAtOnce: a burst of connections gets no more queues than there may be.
+func TestMaxQueuesAtOnce(t *testing.T) {
+	const most = 3
+	b := newBed(t, target.Config{MaxQueues: most})
+	b.subsystem()
+	var all sync.WaitGroup
+	got := make(chan *client, 8*most)
+	for range cap(got) {
+		all.Go(func() {
+			c, err := dial(t, b.addr, 0, 32)
+			var rej *verbs.RejectError
+			if err == nil {
+				got <- c
+			} else if !errors.As(err, &rej) || rej.PrivateData[2] != byte(nvme.RejectNoResources) {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if len(got) != most {
+		t.Errorf("%d queues, of at most %d", len(got), most)
+	}
+}
