@@ -190,6 +190,9 @@ func Reattach(ctx context.Context, c AttachConfig) (*Attachment, error) {
 		a.discard()
 		return nil, fmt.Errorf("nbd: reattach: another process looks after %s: %w", devPath(c.Index), err)
 	}
+	if err := noteFormerOwner(a.lock, state.pid); err != nil {
+		c.Logger.Warn("nbd: the device may not be found after a crash", "device", a.Path, "err", err)
+	}
 	a.size = state.size // changed later, if it has to be
 	replaceCtx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -292,6 +295,8 @@ func (a *Attachment) begin(ctx context.Context) error {
 		var err error
 		if a.lock, err = lockIndex(ctx, a.cfg.LockDir, a.Index, a.cfg.BusyTimeout); err != nil {
 			a.cfg.Logger.Warn("nbd: no lock file; other processes may take the device for a left-over", "device", a.Path, "err", err)
+		} else if err := noteFormerOwner(a.lock, 0); err != nil {
+			a.cfg.Logger.Warn("nbd: the lock file cannot be written", "device", a.Path, "err", err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)

@@ -335,12 +335,15 @@ func (c *conn) spin(limit time.Duration) (n int, completed bool, err error) {
 				return 0, true, nil
 			}
 			c.flush() // of what others completed
-			_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			yield()
 			looks++
 		}
 	}
 	return 0, false, nil
 }
+
+// yield lets others have the processor. A poller that does not starves those whom it waits for.
+func yield() { _, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // waitFor waits for what parse was short of.
 func (c *conn) waitFor(what want) error {
@@ -362,6 +365,9 @@ func (c *conn) waitFor(what want) error {
 		c.mu.Unlock()
 	case wantLease:
 		b, err := c.pool.Lease(c.ctx, c.in.leaseSize)
+		if errors.Is(err, blockdev.ErrPoolClosed) && c.in.giveUp(err) {
+			return nil // the device is going: errors are better than a connection that ends, which may be made again
+		}
 		if err != nil {
 			return c.waitError(err)
 		}

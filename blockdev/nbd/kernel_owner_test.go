@@ -114,6 +114,9 @@ func TestCaseE08Recovery(t *testing.T) {
 	if stale, err := Stale(""); err != nil || len(stale) != 0 {
 		t.Errorf("left over after it was taken over: %+v, %v", stale, err)
 	}
+	if got, want := formerOwner(a.lock), readState(o.index).pid; got != want {
+		t.Errorf("the lock file names %d, the kernel %d", got, want)
+	}
 	detach(t, ctx, a)
 }
 

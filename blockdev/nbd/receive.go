@@ -44,7 +44,7 @@ type receiver struct {
 	stalled time.Time
 	// borrowed counts the bytes of buffers that were ever leased for Reads.
 	borrowed int64
-	// skip is how many bytes of payload of a refused Write are to be read over; refused is the answer.
+	// skip is how many bytes of payload of a Write are to be read over; refused is the answer, if that is all of it.
 	skip    int
 	refused *task
 
@@ -137,8 +137,10 @@ func (in *receiver) parse() (want, error) {
 			if in.skip -= n; in.skip > 0 {
 				return wantInput, nil
 			}
-			in.c.answer(in.refused)
-			in.refused = nil
+			if in.refused != nil {
+				in.c.answer(in.refused)
+				in.refused = nil
+			}
 		case in.head != nil && in.head.command == cmdWrite:
 			if w, more := in.fillWrite(); more {
 				return w, nil
@@ -398,6 +400,25 @@ func (in *receiver) splitRead() (w want, more bool) {
 	}
 	in.finish()
 	return 0, false
+}
+
+// giveUp has the command at hand fail with err for want of a buffer, after the parts that it has. A Read that is
+// answered part by part cannot be ended that way: it is left alone, and false returned.
+func (in *receiver) giveUp(err error) bool {
+	c, h := in.c, in.head
+	if h.chunked {
+		return false
+	}
+	c.mu.Lock()
+	if h.err == nil {
+		h.err = err
+	}
+	c.mu.Unlock()
+	if h.command == cmdWrite {
+		in.skip = in.rest
+	}
+	in.rest = 0
+	return true
 }
 
 // abandon gives back what the receiver holds when the connection ends.

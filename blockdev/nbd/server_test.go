@@ -315,6 +315,31 @@ func TestPieces(t *testing.T) {
 	}
 }
 
+// TestPoolClosed has a device give up its buffers while a client is at work: the client gets errors, and keeps its
+// connection.
+func TestPoolClosed(t *testing.T) {
+	const n = 3 << 19 // more than one buffer
+	d := memory(t, blockdev.MemoryConfig{Size: 8 << 20})
+	_, path := serve(t, Config{}, Export{Name: "n1", Device: d})
+	c := dial(t, path)
+	c.open("n1", false)
+	c.write(0, make([]byte, n), 0)
+	if err := d.Pool().Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if e := c.errno(request{command: cmdRead, length: n}, nil); e != errnoIO {
+			t.Errorf("Read: error %d", e)
+		}
+		if e := c.errno(request{command: cmdWrite, length: n}, make([]byte, n)); e != errnoIO {
+			t.Errorf("Write: error %d", e)
+		}
+		if e := c.errno(request{command: cmdFlush}, nil); e != 0 {
+			t.Errorf("Flush: error %d", e)
+		}
+	}
+}
+
 // TestLeave has clients leave in the midst of everything: nothing may be lost or held.
 func TestLeave(t *testing.T) {
 	d := memory(t, blockdev.MemoryConfig{Size: 64 << 20, Queues: 2, Latency: 100 * time.Microsecond, PoolSize: 8 << 20})

@@ -22,8 +22,8 @@ type StaleDevice struct {
 }
 
 // Stale finds what dead processes left behind, to be taken over by Reattach or removed by DetachIndex. A device
-// counts as left behind when neither the thread that connected it exists nor anybody holds its lock file.
-// lockDir is AttachConfig's.
+// counts as left behind when neither the thread that connected it exists nor anybody holds its lock file. lockDir is
+// AttachConfig's.
 func Stale(lockDir string) ([]StaleDevice, error) {
 	if lockDir == "" {
 		lockDir = defaultLockDir
@@ -39,9 +39,6 @@ func Stale(lockDir string) ([]StaleDevice, error) {
 		if !s.connected || !mine {
 			continue
 		}
-		if _, err := os.Stat("/proc/" + strconv.Itoa(s.pid)); err == nil {
-			continue
-		}
 		lock, err := lockIndex(context.Background(), lockDir, i, 0)
 		if err != nil {
 			if errors.Is(err, unix.EWOULDBLOCK) {
@@ -49,7 +46,11 @@ func Stale(lockDir string) ([]StaleDevice, error) {
 			}
 			return out, err
 		}
+		gone := formerOwner(lock)
 		lock.Close()
+		if _, err := os.Stat("/proc/" + strconv.Itoa(s.pid)); err == nil && s.pid != gone {
+			continue
+		}
 		out = append(out, StaleDevice{Index: i, Path: devPath(i), Identifier: id, Size: s.size})
 	}
 	return out, nil
@@ -76,6 +77,24 @@ func lockIndex(ctx context.Context, dir string, index int, timeout time.Duration
 		}
 		time.Sleep(pollInterval)
 	}
+}
+
+// The kernel goes on naming the thread that connected a device after that was taken over, and the thread's number may
+// become another's. So whoever takes over writes it into the lock file: noteFormerOwner, with 0 for none.
+func noteFormerOwner(lock *os.File, pid int) error {
+	b := []byte(strconv.Itoa(pid))
+	if _, err := lock.WriteAt(b, 0); err != nil {
+		return err
+	}
+	return lock.Truncate(int64(len(b)))
+}
+
+// formerOwner is what noteFormerOwner has written, or 0.
+func formerOwner(lock *os.File) int {
+	b := make([]byte, 20)
+	n, _ := lock.ReadAt(b, 0)
+	pid, _ := strconv.Atoi(string(b[:n]))
+	return pid
 }
 
 // ownIdentifier says whether an identifier was given by Attach, and gives the caller's part.
