@@ -2,6 +2,7 @@
 # needs: bin/farblk
 # A connection's process is killed while its block device is in use: I/O waits, list says so, connecting again in the
 # same way goes on, and nothing that was written is lost. One that nobody takes over can be cleared away by force.
+# When the target does not come back, I/O ends in errors.
 # shellcheck source=scripts/vm/farblk.sh
 . "${BASH_SOURCE[0]%/*}/../farblk.sh"
 
@@ -39,3 +40,21 @@ refuses 'in use|open' farblk disconnect --all
 attempt "given up: disconnect --force" farblk disconnect --all --force
 kill "$holder"
 attempt "given up: nothing left" wait_for_nothing
+
+# A target that does not come back: when the controller loss time is over, what waits and what comes fails, for good.
+connected "gone for good" -a "${address[rxe]}" -n "$nqn" --ctrl-loss-tmo 3 --reconnect-delay 1 --keep-alive-tmo 1 --export nbd
+device=$(export_of nbd) || bail "no device"
+must port_gone 1
+dd if="$device" of=/dev/null bs=4k count=1 iflag=direct status=none 2>"$scratch/dd.err" &
+dd=$!
+ended() { [[ $(awk '{print $3}' "/proc/$1/stat") != [RSD] ]]; } # PID: none, or a zombie
+if wait_for 15 ended "$dd"; then
+  if wait "$dd"; then fail "gone for good: dd fails"; fi
+  attempt "gone for good: dd says why" grep 'Input/output error' "$scratch/dd.err"
+else
+  bail "gone for good: dd ends" "$(cat "/proc/$dd/stack")"
+fi
+is "gone for good: list says so" dead "$(farblk list -o json | jq -r '.devices[].State')"
+if timeout 5 dd if=/dev/zero of="$device" bs=4k count=1 oflag=direct status=none 2>"$scratch/dd.err"; then fail "gone for good: a write fails"; fi
+attempt "gone for good: a write says why" grep 'Input/output error' "$scratch/dd.err"
+disconnected "gone for good"
