@@ -10,6 +10,9 @@
 // connection (engine.go) waits on the socket while nobody polls; another writes what a full socket left over,
 // and lives only as long.
 //
+// With CRC, nothing of an FPDU is believed or placed before its CRC was found right; without, payload is placed as it comes.
+// A connection that is closed, or whose process has died, sends nothing more: what the kernel still holds is dropped.
+//
 // As with any RDMA device, memory handed to a posted work request, or readable by the peer, must not change while
 // it is being sent: with CRC on, that would end the connection.
 package iwarp

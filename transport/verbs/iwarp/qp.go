@@ -235,7 +235,8 @@ func (q *qp) Arm() error {
 	return nil
 }
 
-// Close ends the connection and everything on it.
+// Close ends the connection and everything on it. What the socket holds by then may still be sent until Conn.Close has
+// returned.
 func (q *qp) Close() error {
 	if q.isShut.CompareAndSwap(false, true) {
 		close(q.closed)
