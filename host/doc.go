@@ -14,7 +14,12 @@
 // Data safety: a write that may have reached the controller on a lost association is not sent again before
 // the controller must have given up that association (its keep-alive timer and quiesce time have passed), and
 // until then no other write is sent either, because the old one could still overwrite it. A namespace whose
-// identifiers changed across a reconnect gets no request at all.
+// identifiers changed across a reconnect gets no request at all. Controller.Grace and Controller.WritesMayLive carry
+// this over to the next connection.
+//
+// What ends: a command that gets no completion in time ends the association and is sent again on the next, but the
+// fifth time it fails. What is wrong with one namespace concerns that one: its I/O fails, and it is looked at again until
+// it is well. A controller that is dead fails every request at once, with the cause, until Shutdown.
 //
 // Sources: NVM Express Base 2.0 and 2.1, NVM Command Set 1.0, NVMe over Fabrics 1.1a.
 package host
