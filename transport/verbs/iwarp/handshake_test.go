@@ -100,12 +100,33 @@ func TestNotIWARP(t *testing.T) {
 	}
 }
 
+// overdue is a context whose deadline passes when over is closed.
+type overdue struct {
+	context.Context
+	over chan struct{}
+}
+
+func (o overdue) Done() <-chan struct{} { return o.over }
+
+func (o overdue) Err() error {
+	select {
+	case <-o.over:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
 // TestSilence: no answer, or half of one, is a timeout and not a wrong peer.
 func TestSilence(t *testing.T) {
 	for _, reply := range []string{"", "MPA ID Rep Frame"} {
-		at := service(t, func(c net.Conn) { request(c); io.WriteString(c, reply); io.Copy(io.Discard, c) })
-		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-		defer cancel()
+		ctx := overdue{t.Context(), make(chan struct{})}
+		at := service(t, func(c net.Conn) {
+			request(c)
+			io.WriteString(c, reply)
+			close(ctx.over)
+			io.Copy(io.Discard, c)
+		})
 		conn, err := iwarp.New(iwarp.Options{}).Resolve(ctx, verbs.Route{Remote: at})
 		if err != nil {
 			t.Fatal(err)
