@@ -2,6 +2,7 @@ package target
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"farblk/host/nvme"
 	"farblk/transport/verbs"
@@ -18,6 +19,11 @@ type command struct {
 	then  func(*queue, *command, []byte)
 
 	stores []backend // to be synced before it ends
+}
+
+// uses says whether a command that has not ended needs the namespace.
+func (cmd *command) uses(n *namespace) bool {
+	return cmd.view != nil && cmd.view.ns == n || slices.Contains(cmd.stores, n.store)
 }
 
 // lent is bounce memory that an RDMA WRITE reads from until its number is done.
@@ -72,13 +78,13 @@ func (q *queue) start(cmd *command) bool {
 		return false
 	}
 	c := q.capsule(cmd)
-	op := c.Opcode()
+	op, ctrl := c.Opcode(), q.ctrl.Load()
 	switch {
 	case c.PSDT() != 1 || c.Fused() != 0:
 		return q.fail(cmd, nvme.StatusInvalidField.WithDNR())
 	case op == nvme.OpcodeFabrics:
 		return q.startFabrics(cmd, c)
-	case q.ctrl.Load() == nil:
+	case ctrl == nil || !ctrl.ready.Load() && op != nvme.AdminKeepAlive:
 		return q.fail(cmd, nvme.StatusSequenceError.WithDNR())
 	case q.qid == 0:
 		return q.startAdmin(cmd, c)
@@ -127,6 +133,7 @@ func (q *queue) respond(cmd *command, result uint64, s nvme.StatusCode) {
 	}
 	q.lastSend = i
 	q.number(i, kindSend, 0)
+	cmd.view, cmd.stores = nil, cmd.stores[:0]
 	q.repost(cmd.slot)
 }
 

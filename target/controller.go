@@ -28,6 +28,8 @@ type controller struct {
 	// Guarded by the admin queue's lock.
 	cc     nvme.Configuration
 	csts   nvme.ControllerStatus
+	set    uint64 // counts what CC has asked for
+	busy   bool   // carryOut runs
 	kato   time.Duration
 	alive  *time.Timer // keep-alive; nil: none
 	events events
@@ -98,15 +100,17 @@ func (c *controller) keepAlive() {
 	}
 }
 
-// configure acts on a write to CC.
+// configure acts on a write to CC. A shutdown or reset is over when CSTS says so.
 func (c *controller) configure(v nvme.Configuration) {
 	was := c.cc
 	c.cc = v
 	switch {
 	case v.ShutdownRequested() && !was.ShutdownRequested():
 		c.ready.Store(false)
-		c.csts = c.csts&^nvme.StatusReady | nvme.StatusShutdownComplete
+		c.csts = nvme.StatusShutdownOngoing
+		c.aside()
 	case v.Enabled() && !was.Enabled():
+		c.set++
 		sq, cq := v.EntryShifts()
 		if v.CommandSet() != 0 || v.PageShift() != 12 || sq != 6 || cq != 4 {
 			c.csts = nvme.StatusFatal
@@ -115,16 +119,64 @@ func (c *controller) configure(v nvme.Configuration) {
 		c.csts = nvme.StatusReady
 		c.ready.Store(true)
 	case !v.Enabled() && was.Enabled():
-		c.csts = 0
 		c.ready.Store(false)
 		c.events = events{waiting: c.events.waiting}
-		c.dropQueues(errors.New("controller reset"))
+		c.aside()
 	}
 }
 
+// aside has carryOut do what CC asks for now.
+func (c *controller) aside() {
+	c.set++
+	if !c.busy {
+		c.busy = true
+		c.admin.aside.Go(c.carryOut)
+	}
+}
+
+// carryOut shuts the controller down, which makes all data durable (Base 3.6), or resets it, after which no command of
+// the old I/O queues has any effect, until there is nothing more to do.
+func (c *controller) carryOut() {
+	q := c.admin
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for done := uint64(0); done != c.set && q.dead == nil; {
+		done = c.set
+		shutdown, reset := c.cc.ShutdownRequested(), !c.cc.Enabled()
+		q.mu.Unlock()
+		csts := nvme.ControllerStatus(0)
+		switch {
+		case shutdown:
+			csts = nvme.StatusShutdownComplete
+			if err := c.s.sync(); err != nil {
+				q.log.Error("a shutdown lost data", "err", err)
+				csts |= nvme.StatusFatal
+			}
+		case reset:
+			c.endQueues(errors.New("controller reset"))
+		}
+		q.mu.Lock()
+		if done == c.set && (shutdown || reset) {
+			c.csts = csts
+		}
+	}
+	c.busy = false
+}
+
+// endQueues ends the controller's I/O queues, and returns when they do nothing any more.
+func (c *controller) endQueues(why error) {
+	var all sync.WaitGroup
+	for _, q := range c.t.queueList(c.isIO) {
+		all.Go(func() { q.kill(why) })
+	}
+	all.Wait()
+}
+
+func (c *controller) isIO(q *queue) bool { return q.ctrl.Load() == c && q != c.admin }
+
 // dropQueues ends the controller's I/O queues. It does not wait for them.
 func (c *controller) dropQueues(why error) {
-	c.t.killAll(func(q *queue) bool { return q.ctrl.Load() == c && q != c.admin }, why)
+	c.t.killAll(c.isIO, why)
 }
 
 // leave undoes Connect when the queue has ended.

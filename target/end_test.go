@@ -39,6 +39,7 @@ func TestEndNoticedWithoutReceives(t *testing.T) {
 	if _, err := c.connect(subNQN, hostNQN, nvme.AnyController, 0); err != nil {
 		t.Fatal(err)
 	}
+	c.do(func(c *nvme.Command) { c.FillPropertySet(nvme.PropertyCC, uint64(nvme.EnableConfiguration)) })
 	for range 4 {
 		var aer nvme.Command
 		aer.FillAsyncEventRequest()
@@ -97,5 +98,28 @@ func TestMaxQueuesAtOnce(t *testing.T) {
 	all.Wait()
 	if len(got) != most {
 		t.Errorf("%d queues, of at most %d", len(got), most)
+	}
+}
+
+// TestTwoConnects: of two Connects under way at once on a queue the first counts.
+func TestTwoConnects(t *testing.T) {
+	b := newBed(t, target.Config{})
+	b.subsystem()
+	c, err := dial(t, b.addr, 0, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := nvme.HostIDOf(hostNQN)
+	p, sgl := c.data(0, nvme.ConnectDataSize)
+	copy(p, nvme.ConnectData{HostID: id, CNTLID: nvme.AnyController, SubNQN: subNQN, HostNQN: hostNQN}.Append(nil))
+	var cmd nvme.Command
+	cmd.FillConnect(0, 32, 0, 0)
+	cmd.SetSGL(sgl)
+	first, second := c.send(cmd, nil), c.send(cmd, nil)
+	if cqe, err := c.await(first); err != nil || !cqe.Status().OK() {
+		t.Errorf("first: %v, %v", cqe.Status(), err)
+	}
+	if cqe, err := c.await(second); err != nil || cqe.Status().Code() != nvme.StatusSequenceError {
+		t.Errorf("second: %v, %v", cqe.Status(), err)
 	}
 }

@@ -273,29 +273,32 @@ func TestControllerResetAndShutdown(t *testing.T) {
 	b.subsystem(target.NamespaceConfig{Size: 1 << 20})
 	h := connectHost(t, b.addr, subNQN, 2, 32, 0)
 	h.io[0].do(func(c *nvme.Command) { c.FillDisconnect() })
-	set := func(cc nvme.Configuration) nvme.ControllerStatus {
-		h.admin.do(func(c *nvme.Command) { c.FillPropertySet(nvme.PropertyCC, uint64(cc)) })
-		cqe := h.admin.do(func(c *nvme.Command) { c.FillPropertyGet(nvme.PropertyCSTS) })
-		return nvme.ControllerStatus(cqe.Result())
+	set := func(cc nvme.Configuration, ok func(nvme.ControllerStatus) bool) {
+		t.Helper()
+		h.setCC(cc)
+		waitFor(t, "the controller's status", func() bool { return ok(h.status()) })
 	}
-	if st := set(nvme.EnableConfiguration | nvme.ConfigShutdown); !st.ShutdownComplete() {
-		t.Errorf("CSTS %#x after shutdown", st)
-	}
-	if st := set(0); st != 0 {
-		t.Errorf("CSTS %#x after reset", st)
-	}
+	zero := func(st nvme.ControllerStatus) bool { return st == 0 }
+	set(nvme.EnableConfiguration|nvme.ConfigShutdown, nvme.ControllerStatus.ShutdownComplete)
+	set(0, zero)
 	if _, err := h.io[1].awaitFor(0xFFFF, 5*time.Second); !errors.Is(err, errLost) {
 		t.Errorf("I/O queue after reset: %v", err)
 	}
-	if st := set(nvme.EnableConfiguration); !st.Ready() {
-		t.Errorf("CSTS %#x after enable", st)
+	if _, err := h.admin.identify(nvme.CNSController, 0); !errors.Is(err, nvme.StatusSequenceError) {
+		t.Errorf("Identify before enable: %v", err)
 	}
-	if st := set(0); st != 0 {
-		t.Errorf("CSTS %#x", st)
-	}
-	if st := set(nvme.ConfigEnable | 5<<16 | 4<<20); !st.Fatal() {
-		t.Errorf("CSTS %#x with entries of 32 bytes", st)
-	}
+	set(nvme.EnableConfiguration, nvme.ControllerStatus.Ready)
+	set(0, zero)
+	set(nvme.ConfigEnable|5<<16|4<<20, nvme.ControllerStatus.Fatal) // entries of 32 bytes
+}
+
+func (h *host) setCC(cc nvme.Configuration) {
+	h.admin.do(func(c *nvme.Command) { c.FillPropertySet(nvme.PropertyCC, uint64(cc)) })
+}
+
+func (h *host) status() nvme.ControllerStatus {
+	cqe := h.admin.do(func(c *nvme.Command) { c.FillPropertyGet(nvme.PropertyCSTS) })
+	return nvme.ControllerStatus(cqe.Result())
 }
 
 // TestManyHosts connects and vanishes, with commands under way, and checks that

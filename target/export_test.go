@@ -1,10 +1,13 @@
 package target
 
+import "sync/atomic"
+
 // SyncGate stands in the way of a namespace's syncs.
 type SyncGate struct {
 	backend
-	Began chan struct{} // a sync has begun
-	End   chan error    // lets it end
+	Writes atomic.Bool   // of writes too
+	Began  chan struct{} // one has begun
+	End    chan error    // lets it go on
 	// Closed is closed with the namespace's store.
 	Closed chan struct{}
 }
@@ -13,7 +16,9 @@ type SyncGate struct {
 func (s *Subsystem) GateSyncs(id uint32) *SyncGate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	g := &SyncGate{s.namespaces[id].store, make(chan struct{}), make(chan error), make(chan struct{})}
+	g := &SyncGate{
+		backend: s.namespaces[id].store, Began: make(chan struct{}), End: make(chan error), Closed: make(chan struct{}),
+	}
 	s.namespaces[id].store = g
 	return g
 }
@@ -21,6 +26,16 @@ func (s *Subsystem) GateSyncs(id uint32) *SyncGate {
 func (g *SyncGate) sync() error {
 	g.Began <- struct{}{}
 	return <-g.End
+}
+
+func (g *SyncGate) writeAt(p []byte, off uint64) error {
+	if g.Writes.Load() {
+		g.Began <- struct{}{}
+		if err := <-g.End; err != nil {
+			return err
+		}
+	}
+	return g.backend.writeAt(p, off)
 }
 
 func (g *SyncGate) close() error {

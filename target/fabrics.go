@@ -45,6 +45,10 @@ const (
 // connect ends a Connect (Base 6.3).
 func (q *queue) connect(cmd *command, b []byte) {
 	c := q.capsule(cmd)
+	if q.ctrl.Load() != nil { // another came first, while this one's data was fetched
+		q.respond(cmd, 0, nvme.StatusSequenceError.WithDNR())
+		return
+	}
 	result, s := q.tryConnect(c, b)
 	if s != 0 {
 		q.log.Info("Connect refused", "status", s.String(), "parameter", nvme.ConnectParameter(result).String())

@@ -63,14 +63,15 @@ func (q *queue) startRead(cmd *command, c *nvme.Command) bool {
 		return q.fail(cmd, s)
 	}
 	v := cmd.view
-	if v.pieces == nil || !q.dom.hardware { // another command may write these blocks meanwhile
+	want := v.countPieces(off, n) + 1
+	// Software's checksums: another command may write these blocks meanwhile. And many small pieces could never be sent.
+	if v.pieces == nil || !q.dom.hardware || want > q.capacity {
 		return q.push(cmd, c, int(n), true, (*queue).loadRead)
 	}
 	sgl := c.SGL()
 	if s := checkKeyed(sgl, int(n), true); s != 0 {
 		return q.fail(cmd, s)
 	}
-	want := v.countPieces(off, n) + 1
 	if !q.room(want) {
 		return false
 	}
@@ -103,13 +104,13 @@ func (q *queue) startWrite(cmd *command, c *nvme.Command) bool {
 		return q.fail(cmd, s)
 	}
 	v, sgl := cmd.view, c.SGL()
-	if sgl.Type == nvme.SGLOffset || v.pieces == nil || !q.dom.inPlace {
+	reads := v.countPieces(off, n)
+	if sgl.Type == nvme.SGLOffset || v.pieces == nil || !q.dom.inPlace || reads+1 > q.capacity {
 		return q.pull(cmd, c, int(n), true, (*queue).storeWrite)
 	}
 	if s := checkKeyed(sgl, int(n), true); s != 0 {
 		return q.fail(cmd, s)
 	}
-	reads := v.countPieces(off, n)
 	if !q.room(reads+1) || q.reads > 0 && q.reads+reads > q.maxReads {
 		return false
 	}

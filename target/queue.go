@@ -59,9 +59,10 @@ type queue struct {
 	sqhd, sqsize uint16
 	noFlow       bool // SQ flow control is off
 
-	views  []*nsView // by namespace ID
-	viewed uint64    // Subsystem.changes that they stand for
-	held   map[*namespace]struct{}
+	views     []*nsView // by namespace ID
+	viewed    uint64    // Subsystem.changes that they stand for
+	held      map[*namespace]hold
+	holdsGone bool // some of them may have been removed
 }
 
 // errEnded is the cause of a queue whose host closed the connection.
@@ -86,7 +87,7 @@ func (t *Target) newQueue(p *port, conn verbs.Conn, req nvme.CMRequest) (q *queu
 		sqsize:   req.SQSize,
 		stride:   nvme.CommandSize,
 		lastSend: -1,
-		held:     make(map[*namespace]struct{}),
+		held:     make(map[*namespace]hold),
 	}
 	if q.qid != 0 {
 		q.stride += t.cfg.InCapsule
@@ -209,6 +210,9 @@ func (q *queue) step() (int, error) {
 		}
 	}
 	q.retry()
+	if q.holdsGone {
+		q.letGo()
+	}
 	return n, q.flush()
 }
 
@@ -310,8 +314,8 @@ func (q *queue) cause() error {
 
 // finish takes the ended queue out of the target and frees what it has.
 func (q *queue) finish() {
-	q.aside.Wait()
 	q.leave()
+	q.aside.Wait()
 	t := q.t
 	t.mu.Lock()
 	delete(t.queues, q)

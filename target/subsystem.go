@@ -3,6 +3,7 @@ package target
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -150,6 +151,10 @@ func (s *Subsystem) RemoveNamespace(id uint32) error {
 		s.leaving = append(s.leaving, n)
 	}
 	s.mu.Unlock()
+	// Queues that have nothing to do would hold it until they have.
+	for _, q := range s.t.queueList(func(q *queue) bool { return q.subsystem.Load() == s && q.qid != 0 }) {
+		q.forgetGone()
+	}
 	s.namespacesChanged(id)
 	return err
 }
@@ -256,6 +261,39 @@ func (s *Subsystem) with(id uint32, f func(*namespace)) bool {
 	}
 	f(n)
 	return true
+}
+
+// unref takes back a reference to a namespace; s.mu is held.
+func (s *Subsystem) unref(n *namespace) {
+	if n.refs--; n.refs > 0 || !n.removed {
+		return
+	}
+	s.leaving = slices.DeleteFunc(s.leaving, func(x *namespace) bool { return x == n })
+	if err := s.t.release(n); err != nil {
+		s.t.log.Error("freeing a namespace", "subsystem", s.cfg.NQN, "nsid", n.id, "err", err)
+	}
+}
+
+// sync makes all namespaces durable.
+func (s *Subsystem) sync() error {
+	s.mu.Lock()
+	list := slices.Collect(maps.Values(s.namespaces))
+	for _, n := range list {
+		n.refs++
+	}
+	s.mu.Unlock()
+	var errs []error
+	for _, n := range list {
+		if err := n.store.sync(); err != nil {
+			errs = append(errs, fmt.Errorf("namespace %d: %w", n.id, err))
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range list {
+		s.unref(n)
+	}
+	return errors.Join(errs...)
 }
 
 // release frees a namespace that nothing uses any more.

@@ -15,10 +15,16 @@ import (
 // slowSyncs is a host's queue on a file whose syncs wait for the test.
 func slowSyncs(t *testing.T) (*bed, *client, *target.SyncGate) {
 	t.Helper()
+	b, h, gate := slowHost(t)
+	return b, h.io[0], gate
+}
+
+func slowHost(t *testing.T) (*bed, *host, *target.SyncGate) {
+	t.Helper()
 	b := newBed(t, target.Config{})
 	s := b.subsystem(target.NamespaceConfig{Size: 1 << 20, File: filepath.Join(t.TempDir(), "disk")})
 	gate := s.GateSyncs(1)
-	return b, connectHost(t, b.addr, subNQN, 1, 32, 0).io[0], gate
+	return b, connectHost(t, b.addr, subNQN, 1, 32, 0), gate
 }
 
 func (c *client) sendFlush() uint16 {
@@ -93,4 +99,55 @@ func TestCloseWaitsForSync(t *testing.T) {
 		t.Error(err)
 	}
 	<-gate.Closed
+}
+
+// TestShutdownMakesDurable: a controller has shut down when all data is durable, and says when that went wrong.
+func TestShutdownMakesDurable(t *testing.T) {
+	_, h, gate := slowHost(t)
+	for _, result := range []error{nil, unix.EIO} {
+		h.setCC(nvme.EnableConfiguration | nvme.ConfigShutdown)
+		<-gate.Began
+		if st := h.status(); st != nvme.StatusShutdownOngoing {
+			t.Errorf("CSTS %#x during a sync", st)
+		}
+		if _, err := h.io[0].read(1, 0, 512); !errors.Is(err, nvme.StatusSequenceError) {
+			t.Errorf("a read during shutdown: %v", err)
+		}
+		gate.End <- result
+		waitFor(t, "the shutdown", func() bool { return h.status().ShutdownComplete() })
+		if st := h.status(); st.Fatal() != (result != nil) {
+			t.Errorf("CSTS %#x after a sync with %v", st, result)
+		}
+		h.setCC(nvme.EnableConfiguration) // SHN goes back, so that it can be set again
+	}
+	// A reset in the midst of it, which must not be said to be over before it is; and many of them.
+	h.setCC(nvme.EnableConfiguration | nvme.ConfigShutdown)
+	<-gate.Began
+	for range 100 {
+		h.setCC(0)
+		h.setCC(nvme.EnableConfiguration | nvme.ConfigShutdown)
+	}
+	h.setCC(0)
+	if st := h.status(); st != nvme.StatusShutdownOngoing {
+		t.Errorf("CSTS %#x", st)
+	}
+	gate.End <- nil
+	waitFor(t, "the reset", func() bool { return h.status() == 0 })
+}
+
+// TestResetWaitsForWrites: no write of before a reset is carried out after it.
+func TestResetWaitsForWrites(t *testing.T) {
+	_, h, gate := slowHost(t)
+	gate.Writes.Store(true)
+	var write nvme.Command
+	write.FillWrite(1, 0, 1, false)
+	write.SetSGL(nvme.InCapsuleSGL(512))
+	h.io[0].send(write, make([]byte, 512))
+	<-gate.Began
+	h.setCC(0)
+	if st := h.status(); st == 0 {
+		t.Error("reset during a write")
+	}
+	gate.End <- nil
+	waitFor(t, "the reset", func() bool { return h.status() == 0 })
 }

@@ -10,6 +10,7 @@ import (
 // nsView is what a queue needs to know about a namespace for I/O: a snapshot
 // that never changes, so that commands under way can keep theirs.
 type nsView struct {
+	ns         *namespace
 	store      backend
 	blocks     uint64
 	blockShift uint8
@@ -29,20 +30,17 @@ type piece struct {
 // refresh makes the queue's views anew if something changed since the last time.
 func (q *queue) refresh() {
 	s := q.subsystem.Load()
-	if s == nil || q.qid == 0 {
-		return
-	}
-	now := s.changes.Load()
-	if now == q.viewed {
+	if s == nil || q.qid == 0 || s.changes.Load() == q.viewed {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	q.viewed = s.changes.Load()
+	q.holdsGone = true // perhaps
 	clear(q.views)
 	for id, n := range s.namespaces {
 		v := &nsView{
-			store: n.store, blocks: n.blocks(), blockShift: n.blockShift, readOnly: n.readOnly,
+			ns: n, store: n.store, blocks: n.blocks(), blockShift: n.blockShift, readOnly: n.readOnly,
 			status: anaStatus(s.anaState(q.port.id, n.group)),
 		}
 		m, inMemory := n.store.(*memory)
@@ -60,12 +58,52 @@ func (q *queue) refresh() {
 		}
 		if _, held := q.held[n]; !held {
 			n.refs++
-			q.held[n] = struct{}{}
+			q.held[n] = hold{}
 		}
 		for uint32(len(q.views)) <= id {
 			q.views = append(q.views, nil)
 		}
 		q.views[id] = v
+	}
+}
+
+// hold is a queue's reference to a namespace.
+type hold struct {
+	unused bool   // it was removed, and no command uses it
+	last   uint32 // number of the last work request that may use its memory, when unused
+}
+
+// letGo lets go of removed namespaces that no command of the queue uses, and whose memory no work request reads any more.
+// No command begins to use one: refresh took its view away.
+func (q *queue) letGo() {
+	s := q.subsystem.Load()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q.holdsGone = false
+	for n, h := range q.held {
+		if !n.removed {
+			continue
+		}
+		if !h.unused {
+			h = hold{!slices.ContainsFunc(q.cmds, func(c command) bool { return c.uses(n) }), q.posted}
+			q.held[n] = h
+		}
+		if !h.unused || int32(q.done-h.last) < 0 {
+			q.holdsGone = true
+			continue
+		}
+		delete(q.held, n)
+		s.unref(n)
+	}
+}
+
+// forgetGone lets go of what was removed, for somebody else than the queue.
+func (q *queue) forgetGone() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.dead == nil {
+		q.refresh()
+		q.letGo()
 	}
 }
 
@@ -78,13 +116,7 @@ func (q *queue) dropViews() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for n := range q.held {
-		if n.refs--; n.refs > 0 || !n.removed {
-			continue
-		}
-		s.leaving = slices.DeleteFunc(s.leaving, func(x *namespace) bool { return x == n })
-		if err := s.t.release(n); err != nil {
-			q.log.Error("freeing a namespace", "nsid", n.id, "err", err)
-		}
+		s.unref(n)
 	}
 	clear(q.held)
 	q.views = nil
