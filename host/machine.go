@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"farblk/blockdev"
+	"farblk/transport"
 )
 
 // State is where a controller is in its life.
@@ -295,5 +296,9 @@ func (m *machine) disarm() []action {
 
 // lost is the error of requests that cannot be carried out because of cause.
 func (m *machine) lost() error {
-	return fmt.Errorf("%w: %w", blockdev.ErrLost, m.cause)
+	cause := m.cause
+	if l, ok := cause.(*transport.LostError); ok { // it says the same
+		cause = l.Cause
+	}
+	return fmt.Errorf("%w: %w", blockdev.ErrLost, cause)
 }
