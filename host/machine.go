@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"farblk/blockdev"
-	"farblk/transport"
 )
 
 // State is where a controller is in its life.
@@ -296,9 +295,5 @@ func (m *machine) disarm() []action {
 
 // lost is the error of requests that cannot be carried out because of cause.
 func (m *machine) lost() error {
-	cause := m.cause
-	if l, ok := cause.(*transport.LostError); ok { // it says the same
-		cause = l.Cause
-	}
-	return fmt.Errorf("%w: %w", blockdev.ErrLost, cause)
+	return fmt.Errorf("%w: %w", blockdev.ErrLost, m.cause)
 }

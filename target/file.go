@@ -1,6 +1,7 @@
 package target
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -58,6 +59,24 @@ func (b *file) prepare(size uint64, readOnly bool) (uint64, error) {
 		return 0, fmt.Errorf("%s has %d bytes and cannot grow to %d", b.f.Name(), end, size)
 	}
 	return size, b.f.Truncate(int64(size))
+}
+
+// identity tells the file from every other that may come to be at path: by inode
+// and time of birth, or by path if it is a device, whose node may be made anew.
+func (b *file) identity(path string) ([]byte, error) {
+	if b.dev {
+		return []byte(path), nil
+	}
+	var st unix.Statx_t
+	if err := unix.Statx(b.fd, "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_BTIME, &st); err != nil {
+		return nil, &os.PathError{Op: "statx", Path: path, Err: err}
+	}
+	id := binary.LittleEndian.AppendUint64(nil, st.Ino)
+	if st.Mask&unix.STATX_BTIME != 0 {
+		id = binary.LittleEndian.AppendUint64(id, uint64(st.Btime.Sec))
+		id = binary.LittleEndian.AppendUint32(id, st.Btime.Nsec)
+	}
+	return id, nil
 }
 
 func (b *file) readAt(p []byte, off uint64) error {

@@ -28,9 +28,7 @@ type NamespaceConfig struct {
 	ANAGroup uint32
 	// Identity: what hosts know the namespace by again. What is not set is made up:
 	// for memory anew each time, as its content is new, and for a file such that it
-	// stays the same over restarts, for as long as it is the same file. A file system
-	// without times of birth and a block device without a world-wide name or serial
-	// number cannot tell that, and so are taken for new.
+	// stays the same over restarts, for as long as it is the same file.
 	UUID  nvme.UUID
 	NGUID nvme.NGUID
 	EUI64 nvme.EUI64
@@ -112,7 +110,7 @@ func (c *NamespaceConfig) open() (*namespace, error) {
 		return nil, err
 	}
 	n.store, n.bytes = f, size&^(uint64(c.BlockSize)-1)
-	if n.lasting, err = f.identity(); err != nil {
+	if n.lasting, err = f.identity(c.File); err != nil {
 		f.close()
 		return nil, err
 	}

@@ -101,10 +101,6 @@ func (s *Subsystem) AddNamespace(c NamespaceConfig) (uint32, error) {
 		n.store.close()
 		return 0, err
 	}
-	if c.File != "" && n.lasting == nil && c.UUID.IsZero() {
-		s.t.log.Warn("hosts will not know this namespace again after a restart: nothing tells for sure that it is the same",
-			"subsystem", s.cfg.NQN, "nsid", n.id, "file", c.File)
-	}
 	s.namespacesChanged(n.id)
 	return n.id, nil
 }

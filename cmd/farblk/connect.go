@@ -25,7 +25,7 @@ func exportFlags() []cli.Flag {
 		&cli.StringSliceFlag{Name: "export", Usage: "`KIND[=WHERE]`, may be given again: nbd[=/dev/nbdN] (kernel block device), " +
 			"nbd-unix[=PATH] or nbd-tcp=HOST:PORT (NBD server), fuse[=DIR] (a file for each namespace), fuse=FILE (mounted over an existing file), " +
 			"none; without it a kernel block device where that is possible, else files"},
-		&cli.BoolFlag{Name: "duplicate-connect", Aliases: []string{"D"}, Usage: "allow a second connection to the same port of the subsystem"},
+		&cli.BoolFlag{Name: "duplicate-connect", Aliases: []string{"D"}, Usage: "allow a second connection to a subsystem: each of its namespaces then has two devices that nothing joins, and writing through both destroys data"},
 	}
 }
 

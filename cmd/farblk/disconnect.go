@@ -17,12 +17,13 @@ func disconnectCommand() *cli.Command {
 		Usage:     "remove exports and end connections",
 		ArgsUsage: "[NAME | DEVICE]",
 		Description: "What to disconnect can be named by subsystem NQN (-n; all connections to it), or by connection (farblk0),\n" +
-			"/dev/nbdN, exported file or folder, or socket. A device in use is left alone unless --force is given.",
+			"/dev/nbdN, exported file or folder, or socket. Without --force a device in use is left alone, and so is one that has not\n" +
+			"written everything after two seconds: its connection goes on, and so does the writing.",
 		Flags: []cli.Flag{
 			text("nqn", "n", "", "`NQN` of the subsystem"),
 			text("device", "d", "", "`NAME` of a connection, or path of an exported device, file or socket"),
 			&cli.BoolFlag{Name: "all", Usage: "every connection"},
-			&cli.BoolFlag{Name: "force", Usage: "even if a device is in use: its users get I/O errors; kills a connection that does not answer"},
+			&cli.BoolFlag{Name: "force", Usage: "even if a device is in use or has not written everything: its users get I/O errors; kills a connection that does not answer"},
 		},
 		Action: disconnect,
 	}
@@ -34,27 +35,36 @@ func disconnect(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	names, err := chosen(c, dir)
+	names, devices, err := chosen(c, dir)
 	if err != nil {
 		return err
 	}
-	errs := make([]error, len(names))
+	ended := make([]error, len(names))
 	var wg sync.WaitGroup
 	for i, n := range names {
-		wg.Go(func() { errs[i] = dir.Disconnect(c.Context, n, c.Bool("force")) })
+		wg.Go(func() { ended[i] = dir.Disconnect(c.Context, n, c.Bool("force")) })
 	}
 	wg.Wait()
 	var failed []error
-	for i, n := range names {
+	told := func(name string, err error) {
 		var busy *session.BusyError
-		switch err := errs[i]; {
+		var unfinished *session.UnfinishedError
+		switch {
 		case errors.As(err, &busy):
-			failed = append(failed, fmt.Errorf("%s: %w: end that, or use --force", n, err))
+			failed = append(failed, fmt.Errorf("%s: %w: end that, or use --force", name, err))
+		case errors.As(err, &unfinished):
+			failed = append(failed, fmt.Errorf("%s: %w", name, err))
 		case err != nil:
 			failed = append(failed, err)
 		default:
-			fmt.Fprintf(c.App.Writer, "%s disconnected\n", n)
+			fmt.Fprintf(c.App.Writer, "%s disconnected\n", name)
 		}
+	}
+	for i, n := range names {
+		told(n, ended[i])
+	}
+	for _, d := range devices {
+		told(d, detachStale(d, c.Bool("force")))
 	}
 	if len(failed) == 0 {
 		return nil
@@ -65,18 +75,24 @@ func disconnect(c *cli.Context) error {
 	return failed[0]
 }
 
-// chosen are the connections that the command line names.
-func chosen(c *cli.Context, dir *session.StateDir) (names []string, err error) {
+// chosen are the connections that the command line names, and the kernel devices that dead sessions left and no folder
+// tells of.
+func chosen(c *cli.Context, dir *session.StateDir) (names, devices []string, err error) {
 	wanted := slices.DeleteFunc(append([]string{c.String("nqn"), c.String("device")}, c.Args().Slice()...), func(w string) bool { return w == "" })
-	if all := c.Bool("all"); all && len(wanted) > 0 {
-		return nil, usagef("--all and a name exclude each other")
+	all := c.Bool("all")
+	if all && len(wanted) > 0 {
+		return nil, nil, usagef("--all and a name exclude each other")
 	} else if !all && len(wanted) == 0 {
-		return nil, usagef("say what to disconnect: -n NQN, -d DEVICE or --all")
+		return nil, nil, usagef("say what to disconnect: -n NQN, -d DEVICE or --all")
 	}
 	dir.Sweep()
 	entries, err := dir.Scan()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	orphans := orphanedDevices(entries)
+	if all {
+		devices = orphans
 	}
 	choose := func(name string) {
 		if !slices.Contains(names, name) {
@@ -84,7 +100,7 @@ func chosen(c *cli.Context, dir *session.StateDir) (names []string, err error) {
 		}
 	}
 	for _, e := range entries { // without asking the session, which may not answer
-		if c.Bool("all") || slices.Contains(wanted, e.Name) || slices.Contains(wanted, e.Config.Subsystem) {
+		if all || slices.Contains(wanted, e.Name) || slices.Contains(wanted, e.Config.Subsystem) {
 			choose(e.Name)
 		}
 	}
@@ -92,16 +108,20 @@ func chosen(c *cli.Context, dir *session.StateDir) (names []string, err error) {
 		if slices.ContainsFunc(entries, func(e session.Entry) bool { return e.Name == w || e.Config.Subsystem == w }) {
 			continue
 		}
+		if slices.Contains(orphans, w) {
+			devices = append(devices, w)
+			continue
+		}
 		found, err := dir.Find(w)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if len(found) == 0 {
-			return nil, fmt.Errorf("%s: no such connection, subsystem or device: see 'farblk list'", w)
+			return nil, nil, fmt.Errorf("%s: no such connection, subsystem or device: see 'farblk list'", w)
 		}
 		for _, s := range found {
 			choose(s.Name)
 		}
 	}
-	return names, nil
+	return names, devices, nil
 }

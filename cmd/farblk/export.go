@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -14,7 +13,7 @@ import (
 	"farblk/cmd/internal/session"
 )
 
-// exportCloseLimit bounds what an export itself waits for when it is closed.
+// exportCloseLimit bounds what an export waits for by itself when it is taken away.
 const exportCloseLimit = 2 * time.Second
 
 // newExporter opens one way to export; nil for none.
@@ -29,21 +28,6 @@ func newExporter(spec session.ExportSpec, s session.Surroundings) (session.Expor
 	default:
 		return nil, nil
 	}
-}
-
-// closeOrForce ends an export: in an orderly way for half of the time that ctx has, because it may have come into use
-// a moment ago, or its last requests may not end; then by force.
-func closeOrForce(ctx context.Context, force bool, end func(ctx context.Context, force bool) error) error {
-	if force {
-		return end(ctx, true)
-	}
-	orderly, cancel := context.WithTimeout(ctx, exportCloseLimit/2)
-	defer cancel()
-	err := end(orderly, false)
-	if err != nil {
-		err = errors.Join(err, end(ctx, true))
-	}
-	return err
 }
 
 // openStateDir is the state directory, which knows how to clear away what exports leave.

@@ -71,12 +71,13 @@ func (e *fuseExport) Add(ctx context.Context, n *host.Namespace) (session.Export
 	return session.Export{Kind: session.KindFUSE, Path: m.File(name)}, nil
 }
 
-func (e *fuseExport) Remove(ctx context.Context, nsid uint32) {
+func (e *fuseExport) Has(*host.Namespace) bool { return e.mounted() != nil }
+
+func (e *fuseExport) Remove(ctx context.Context, n *host.Namespace) error {
 	if m := e.mounted(); m != nil {
-		if err := m.Remove(ctx, namespaceName(nsid)); err != nil {
-			e.s.Log.Warn("a removed namespace's file is still in use", "nsid", nsid, "error", err)
-		}
+		return m.Remove(ctx, namespaceName(n.NSID()))
 	}
+	return nil
 }
 
 func (e *fuseExport) InUse() error {
@@ -102,7 +103,18 @@ func (e *fuseExport) Close(ctx context.Context, force bool) error {
 	if m == nil {
 		return nil
 	}
-	return closeOrForce(ctx, force, m.Unmount)
+	err := m.Unmount(ctx, force)
+	var busy *fuse.BusyError
+	if errors.As(err, &busy) {
+		return &session.BusyError{Detail: busy.Error()}
+	}
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	e.m = nil
+	e.mu.Unlock()
+	return nil
 }
 
 // unmountStale takes a dead mount away; those who have a file of it open only get errors anyway. A folder of ours

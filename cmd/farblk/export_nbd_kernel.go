@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,11 +25,11 @@ type nbdKernel struct {
 	takeOver map[uint32]string
 
 	mu       sync.Mutex
-	attached map[uint32]*nbd.Attachment
+	attached map[*host.Namespace]*nbd.Attachment
 }
 
 func newNBDKernel(s session.Surroundings, where string) *nbdKernel {
-	e := &nbdKernel{s: s, want: nbdIndex(where), takeOver: map[uint32]string{}, attached: map[uint32]*nbd.Attachment{}}
+	e := &nbdKernel{s: s, want: nbdIndex(where), takeOver: map[uint32]string{}, attached: map[*host.Namespace]*nbd.Attachment{}}
 	for _, l := range s.TakeOver {
 		if l.Kind == session.KindNBD {
 			e.takeOver[l.NSID] = l.Path
@@ -46,7 +48,7 @@ func nbdIndex(path string) int {
 }
 
 func (e *nbdKernel) Add(ctx context.Context, n *host.Namespace) (session.Export, error) {
-	c := nbd.AttachConfig{Index: e.want, Device: n, RequestTimeout: requestTimeout(e.s.Config), Logger: e.s.Log}
+	c := nbd.AttachConfig{Index: e.want, Device: n, DeadTimeout: e.s.Config.DeadTimeout(), Logger: e.s.Log}
 	attach := nbd.Attach
 	if path := e.takeOver[n.NSID()]; path != "" {
 		c.Index, attach = nbdIndex(path), nbd.Reattach
@@ -63,55 +65,51 @@ func (e *nbdKernel) Add(ctx context.Context, n *host.Namespace) (session.Export,
 		return session.Export{}, fmt.Errorf("export nbd: %w", err)
 	}
 	e.mu.Lock()
-	e.attached[n.NSID()] = a
+	e.attached[n] = a
 	e.mu.Unlock()
 	e.s.Record()
 	return session.Export{Kind: session.KindNBD, Path: a.Path}, nil
 }
 
-// requestTimeout is how long a request can take before the host fails it, and more: the kernel must not give up
-// first, because then it sends the request again.
-func requestTimeout(c *session.Config) time.Duration {
-	const year = 365 * 24 * time.Hour
-	if c.CtrlLoss < 0 {
-		return year
-	}
-	loss, io := c.CtrlLoss, c.IOTimeout
-	if loss == 0 {
-		loss = 10 * time.Minute
-	}
-	if io == 0 {
-		io = 30 * time.Second
-	}
-	return min(2*(loss+io)+time.Hour, year)
-}
-
-func (e *nbdKernel) Remove(ctx context.Context, nsid uint32) {
-	e.mu.Lock()
-	a := e.attached[nsid]
-	e.mu.Unlock()
-	if a == nil {
-		return
-	}
-	if err := a.Detach(ctx, true); err != nil {
-		e.s.Log.Warn("a removed namespace's device is not gone", "device", a.Path, "error", err)
-	}
-	e.mu.Lock()
-	delete(e.attached, nsid)
-	e.mu.Unlock()
-}
-
-func (e *nbdKernel) all() []*nbd.Attachment {
+func (e *nbdKernel) Has(n *host.Namespace) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var all []*nbd.Attachment
-	for _, a := range e.attached {
-		all = append(all, a)
-	}
-	return all
+	return e.attached[n] != nil
 }
 
-// inUse is patient with short visitors such as udev's probes.
+func (e *nbdKernel) Remove(ctx context.Context, n *host.Namespace) error {
+	return e.detach(ctx, n, true)
+}
+
+// detach takes a namespace's device from the kernel. What is still there after an error stays in attached.
+func (e *nbdKernel) detach(ctx context.Context, n *host.Namespace, force bool) error {
+	e.mu.Lock()
+	a := e.attached[n]
+	e.mu.Unlock()
+	if a == nil {
+		return nil
+	}
+	err := a.Detach(ctx, force)
+	var busy *nbd.BusyError
+	if errors.As(err, &busy) {
+		return &session.BusyError{Detail: busy.Error()}
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", a.Path, err)
+	}
+	e.mu.Lock()
+	delete(e.attached, n)
+	e.mu.Unlock()
+	return nil
+}
+
+func (e *nbdKernel) all() map[*host.Namespace]*nbd.Attachment {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return maps.Clone(e.attached)
+}
+
+// InUse is patient with short visitors such as udev's probes.
 func (e *nbdKernel) InUse() error {
 	for _, a := range e.all() {
 		holders := a.Holders()
@@ -129,10 +127,10 @@ func (e *nbdKernel) Leftovers() []session.Leftover {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var all []session.Leftover
-	for id, a := range e.attached {
-		all = append(all, session.Leftover{Kind: session.KindNBD, Path: a.Path, NSID: id})
+	for n, a := range e.attached {
+		all = append(all, session.Leftover{Kind: session.KindNBD, Path: a.Path, NSID: n.NSID()})
 	}
-	slices.SortFunc(all, func(a, b session.Leftover) int { return int(a.NSID) - int(b.NSID) })
+	slices.SortFunc(all, func(a, b session.Leftover) int { return strings.Compare(a.Path, b.Path) })
 	return all
 }
 
@@ -140,9 +138,9 @@ func (e *nbdKernel) Close(ctx context.Context, force bool) error {
 	var mu sync.Mutex
 	var errs []error
 	var wg sync.WaitGroup
-	for _, a := range e.all() {
+	for n := range e.all() {
 		wg.Go(func() {
-			err := closeOrForce(ctx, force, a.Detach)
+			err := e.detach(ctx, n, force)
 			mu.Lock()
 			errs = append(errs, err)
 			mu.Unlock()
@@ -173,4 +171,21 @@ func detachStale(path string, force bool) error {
 		return err
 	}
 	return nil
+}
+
+// orphanedDevices are the kernel devices of dead sessions that no session's folder tells of.
+func orphanedDevices(entries []session.Entry) (paths []string) {
+	if os.Geteuid() != 0 { // nobody else can attach or detach one
+		return nil
+	}
+	stale, _ := nbd.Stale("")
+	for _, d := range stale {
+		known := func(e session.Entry) bool {
+			return slices.ContainsFunc(e.Leftovers(), func(l session.Leftover) bool { return l.Path == d.Path })
+		}
+		if !slices.ContainsFunc(entries, known) {
+			paths = append(paths, d.Path)
+		}
+	}
+	return paths
 }

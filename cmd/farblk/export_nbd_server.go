@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"farblk/blockdev/nbd"
 	"farblk/cmd/internal/session"
@@ -22,6 +23,7 @@ type nbdServer struct {
 	path   string // socket, or HOST:PORT
 	server *nbd.Server
 	served chan struct{}
+	closed atomic.Bool
 }
 
 // newNBDServer listens. Clients can connect at once but find no export before there is one.
@@ -93,10 +95,13 @@ func (e *nbdServer) Add(_ context.Context, n *host.Namespace) (session.Export, e
 	return x, nil
 }
 
-func (e *nbdServer) Remove(_ context.Context, nsid uint32) {
-	if err := e.server.Remove(namespaceName(nsid)); err != nil {
-		e.s.Log.Warn("a removed namespace is still in use", "nsid", nsid, "error", err)
+func (e *nbdServer) Has(*host.Namespace) bool { return !e.closed.Load() }
+
+func (e *nbdServer) Remove(_ context.Context, n *host.Namespace) error {
+	if err := e.server.Remove(namespaceName(n.NSID())); err != nil { // gone, but for its last requests
+		e.s.Log.Warn("a removed namespace is still in use", "nsid", n.NSID(), "error", err)
 	}
+	return nil
 }
 
 func (e *nbdServer) InUse() error {
@@ -108,14 +113,22 @@ func (e *nbdServer) InUse() error {
 }
 
 func (e *nbdServer) Leftovers() []session.Leftover {
-	if e.kind != session.KindNBDUnix {
+	if e.kind != session.KindNBDUnix || e.closed.Load() {
 		return nil
 	}
 	return []session.Leftover{{Kind: e.kind, Path: e.path}}
 }
 
-func (e *nbdServer) Close(context.Context, bool) error {
-	err := e.server.Close()
+// Close answers what clients have asked for; it does not flush: that is for them to ask for, and the controller makes
+// durable what it has when it is shut down. It ends by exportCloseLimit.
+func (e *nbdServer) Close(_ context.Context, force bool) error {
+	if err := e.InUse(); err != nil && !force {
+		return err
+	}
+	if err := e.server.Close(); err != nil {
+		return err
+	}
 	<-e.served
-	return err
+	e.closed.Store(true)
+	return nil
 }

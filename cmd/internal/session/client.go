@@ -61,8 +61,8 @@ func (d *StateDir) List() ([]Status, error) {
 func crashed(e Entry) Status {
 	s := Status{
 		Name: e.Name, State: Crashed, Config: e.Config, Address: e.Config.Address().String(),
-		Error: "its process died while its devices were in use: connect again in the same way to go on, or disconnect it with --force; " +
-			"its log is " + filepath.Join(e.Path, "log"),
+		Error: fmt.Sprintf("its process died while its devices were in use: each request to a block device waits for %v, then it fails: "+
+			"connect again in the same way to go on, or disconnect it with --force; its log is %s", e.Config.DeadTimeout(), filepath.Join(e.Path, "log")),
 	}
 	for _, l := range readLeftovers(e.Path) {
 		s.Namespaces = append(s.Namespaces, NamespaceStatus{
@@ -117,8 +117,8 @@ func (d *StateDir) Find(what string) ([]Status, error) {
 }
 
 // Disconnect asks the session called name to disconnect and waits until its process has ended and its folder is
-// gone. With force it does so though exports are in use, and kills a session that does not answer in time.
-// Errors: *BusyError.
+// gone. With force it does so though exports are in use, and kills a session that does not answer in time. Errors:
+// *BusyError and *UnfinishedError when the session goes on.
 func (d *StateDir) Disconnect(ctx context.Context, name string, force bool) error {
 	path := d.folder(name)
 	process, err := openOwner(path)
@@ -132,16 +132,10 @@ func (d *StateDir) Disconnect(ctx context.Context, name string, force bool) erro
 		return fmt.Errorf("%s is just being started: try again", name)
 	}
 	begin := time.Now()
-	sctx, cancel := context.WithTimeout(ctx, StatusTimeout)
-	err = call(sctx, path, http.MethodGet, "/status", nil, new(Status))
-	cancel()
-	if err == nil {
-		dctx, cancel := context.WithTimeout(ctx, disconnectLimit)
-		err = call(dctx, path, http.MethodPost, "/disconnect", disconnectRequest{force}, nil)
-		cancel()
-	}
+	err = askToDisconnect(ctx, path, force)
 	var busy *BusyError
-	if errors.As(err, &busy) || errors.Is(err, context.Canceled) {
+	var unfinished *UnfinishedError
+	if errors.As(err, &busy) || errors.As(err, &unfinished) || errors.Is(err, context.Canceled) {
 		return err
 	}
 	if err != nil && !exits(process, 200*time.Millisecond) {
@@ -157,6 +151,18 @@ func (d *StateDir) Disconnect(ctx context.Context, name string, force bool) erro
 		return fmt.Errorf("%s has disconnected but its process does not end", name)
 	}
 	return d.clear(name, force)
+}
+
+// askToDisconnect asks a session that answers at all.
+func askToDisconnect(ctx context.Context, path string, force bool) error {
+	sctx, cancel := context.WithTimeout(ctx, StatusTimeout)
+	defer cancel()
+	if err := call(sctx, path, http.MethodGet, "/status", nil, new(Status)); err != nil {
+		return err
+	}
+	dctx, cancel := context.WithTimeout(ctx, disconnectLimit)
+	defer cancel()
+	return call(dctx, path, http.MethodPost, "/disconnect", disconnectRequest{force}, nil)
 }
 
 // openOwner opens a handle (pidfd) of the process that owns a session's folder; -1 with an error. The caller looks
@@ -260,6 +266,9 @@ func call(ctx context.Context, folder, method, path string, body, answer any) er
 		}
 		if e.Busy {
 			return &BusyError{Detail: e.Error}
+		}
+		if e.Unfinished {
+			return &UnfinishedError{Detail: e.Error}
 		}
 		return errors.New(e.Error)
 	}

@@ -64,9 +64,12 @@ type Config struct {
 	Exports []ExportSpec `json:"exports"`
 
 	// TakeOver and HoldWrites are Create's: what a dead session of this connection has left in use, and for how
-	// long what it had sent may still be executed.
+	// long what earlier sessions had sent to this subsystem may still be executed.
 	TakeOver   []Leftover    `json:"take_over,omitempty"`
 	HoldWrites time.Duration `json:"hold_writes,omitempty"`
+	// Grace is the connected session's own: how long its controller may go on with what it sent once it has died, by
+	// what the controller has granted. 0 as long as nothing was sent.
+	Grace time.Duration `json:"grace,omitempty"`
 }
 
 // Address is where the controller is, for the transport.
@@ -89,16 +92,36 @@ func (c *Config) Host(d transport.Dialer, log *slog.Logger) host.Config {
 	}
 }
 
-// grace is how long a controller may go on with what this session sent once it has died.
+// grace is how long a controller may go on with what this session sent once it has died: as that controller has it, or
+// at least as it was asked for.
 func (c *Config) grace() time.Duration {
+	if c.Grace > 0 {
+		return c.Grace
+	}
 	if c.KeepAlive == 0 {
 		return host.GraceTime(defaultKeepAlive)
 	}
 	return host.GraceTime(max(c.KeepAlive, 0))
 }
 
-// defaultKeepAlive is the host's.
-const defaultKeepAlive = 5 * time.Second
+// DeadTimeout is how long each request to a kernel block device waits for the next session once this one has died,
+// before it fails: as long as for a controller that is lost.
+func (c *Config) DeadTimeout() time.Duration {
+	switch {
+	case c.CtrlLoss < 0:
+		return longestDeadTimeout
+	case c.CtrlLoss == 0:
+		return defaultCtrlLoss
+	}
+	return min(max(c.CtrlLoss, time.Second), longestDeadTimeout)
+}
+
+// Defaults of the host, and the longest time that the kernel can wait.
+const (
+	defaultKeepAlive   = 5 * time.Second
+	defaultCtrlLoss    = 10 * time.Minute
+	longestDeadTimeout = 14 * 24 * time.Hour
+)
 
 // sameConnection tells whether two sessions are the same host's connection to the same port of the same
 // subsystem, as Linux decides it.

@@ -93,10 +93,12 @@ type disconnectRequest struct {
 	Force bool `json:"force"`
 }
 
-// errorBody is the answer to a request that failed; Busy says that force would help.
+// errorBody is the answer to a request that failed. Busy and Unfinished say that the session goes on, and that force
+// would help.
 type errorBody struct {
-	Error string `json:"error"`
-	Busy  bool   `json:"busy,omitempty"`
+	Error      string `json:"error"`
+	Busy       bool   `json:"busy,omitempty"`
+	Unfinished bool   `json:"unfinished,omitempty"`
 }
 
 // MaxAdminData bounds AdminRequest.Length.
@@ -135,7 +137,10 @@ func (s *session) handler() http.Handler {
 		}
 		err := s.askDisconnect(r.Context(), q.Force)
 		var busy *BusyError
+		var unfinished *UnfinishedError
 		switch {
+		case errors.As(err, &unfinished):
+			reply(w, http.StatusConflict, errorBody{Error: err.Error(), Unfinished: true})
 		case errors.As(err, &busy):
 			reply(w, http.StatusConflict, errorBody{Error: err.Error(), Busy: true})
 		case err != nil:

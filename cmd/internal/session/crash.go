@@ -15,8 +15,9 @@ const (
 	crashLog = "crash-"
 )
 
-// crash notes that a session died, when nothing else of it is left: the controller may go on with what it had sent
-// until Until, and a later write to the same place must not be overtaken by that (Config.HoldWrites).
+// crash notes that a session is gone, its folder too, while the controller may go on with what it had sent until
+// Until: it died, or its connection was lost before it ended. A later write to the same place must not be overtaken by
+// that, on whatever path it goes (Config.HoldWrites).
 type crash struct {
 	Config Config    `json:"config"`
 	Until  time.Time `json:"until"`
@@ -34,6 +35,29 @@ func (d *StateDir) crashes(now time.Time) []crash {
 	return slices.DeleteFunc(all, func(c crash) bool { return !c.Until.After(now) })
 }
 
+// oldWrites is for how long sessions that are gone, or whose devices are still in use, may still write to a subsystem.
+func (d *StateDir) oldWrites(entries []Entry, subsystem string) (hold time.Duration) {
+	for _, e := range entries {
+		if !e.Alive && e.Config.Subsystem == subsystem {
+			hold = max(hold, e.Config.grace())
+		}
+	}
+	now := time.Now()
+	for _, crash := range d.crashes(now) {
+		if crash.Config.Subsystem == subsystem {
+			hold = max(hold, crash.Until.Sub(now))
+		}
+	}
+	return hold
+}
+
+// noteWrites writes down that what was sent on c's connection may still be executed for some time. The directory is
+// locked.
+func (d *StateDir) noteWrites(c *Config, left time.Duration) error {
+	now := time.Now()
+	return writeJSON(d.crashFile(), append(d.crashes(now), crash{*c, now.Add(left)}))
+}
+
 // noteCrash writes down that the session of a folder died, before the folder goes. When that was is not known: it
 // counts from now. The directory is locked.
 func (d *StateDir) noteCrash(folder string) error {
@@ -41,8 +65,7 @@ func (d *StateDir) noteCrash(folder string) error {
 	if err != nil {
 		return nil // it had not begun to connect
 	}
-	now := time.Now()
-	return writeJSON(d.crashFile(), append(d.crashes(now), crash{*c, now.Add(c.grace())}))
+	return d.noteWrites(c, c.grace())
 }
 
 // forgetCrashes removes the notes when none counts any more. The directory is locked.

@@ -16,13 +16,17 @@ import (
 type Exporter interface {
 	// Add exports a namespace and returns when it can be used.
 	Add(ctx context.Context, n *host.Namespace) (Export, error)
-	// Remove ends the export of a namespace that has gone.
-	Remove(ctx context.Context, nsid uint32)
+	// Has tells whether the export that Add has made is still there.
+	Has(n *host.Namespace) bool
+	// Remove ends the export of a namespace that has gone, also one in use. After an error it can be called again.
+	Remove(ctx context.Context, n *host.Namespace) error
 	// InUse returns a *BusyError when somebody has an export open.
 	InUse() error
 	// Leftovers are what would stay in the system if this process died.
 	Leftovers() []Leftover
-	// Close flushes and ends every export, by ctx's deadline in any case; with force also those in use.
+	// Close ends every export when what was asked of it is done, by ctx's deadline in any case. What is in use
+	// (*BusyError) or not done by then stays as it is and is served on, and Close can be called again. With force it
+	// takes exports away from their users, and does not wait.
 	Close(ctx context.Context, force bool) error
 }
 
@@ -50,6 +54,12 @@ type BusyError struct{ Detail string }
 
 // Error says which and by whom.
 func (e *BusyError) Error() string { return e.Detail }
+
+// UnfinishedError says what an orderly disconnect would have had to wait for longer than it may.
+type UnfinishedError struct{ Detail string }
+
+// Error says what it is.
+func (e *UnfinishedError) Error() string { return e.Detail }
 
 // Leftover is something that outlives a process that dies.
 type Leftover struct {

@@ -47,7 +47,7 @@ type Folder struct {
 	Path  string
 	dir   *StateDir // nil in a process that did not create it
 	lock  *os.File
-	keep  bool   // something of a dead session is still in use
+	keep  bool   // it names something that this session, or a dead one, leaves in the system
 	words string // the end of the log, once it has been removed
 }
 
@@ -63,9 +63,33 @@ func (e *AlreadyConnectedError) Error() string {
 		e.Config.Subsystem, e.Config.Address(), e.Name, e.Name)
 }
 
-// Create makes the folder for a new session and gives c its name. It refuses a connection that exists already
-// unless duplicate, and removes what dead sessions have left. Where a dead session of the same connection has left
-// devices in use, its folder is taken over, so that they are served again (Config.TakeOver).
+// SecondPathError says that a session has the same subsystem in another way: at another address, or as another host.
+// What it exports would get second devices.
+type SecondPathError struct {
+	Name    string
+	Config  Config
+	Crashed bool // the session died, and its devices are still in use
+}
+
+// Error says which session that is, and what to do.
+func (e *SecondPathError) Error() string {
+	const why = "nothing would join the two devices that each namespace then had (no multipath), and writing through both destroys data"
+	if e.Crashed {
+		return fmt.Sprintf("%s, at %s, died while it was connected to %s and its devices were in use: connect to that address again to go on with them, "+
+			"or give them up with 'farblk disconnect --force %s'; -D allows another connection, but %s",
+			e.Name, e.Config.Address(), e.Config.Subsystem, e.Name, why)
+	}
+	return fmt.Sprintf("%s is connected to %s already, at %s as %s: use %s, or disconnect it first; -D allows another connection, but %s",
+		e.Name, e.Config.Subsystem, e.Config.Address(), e.Config.HostNQN, e.Name, why)
+}
+
+// Create makes the folder for a new session and gives c its name. Unless duplicate, it refuses a connection that exists
+// already (*AlreadyConnectedError), and any other one to a subsystem that a session has (*SecondPathError). It removes
+// what dead sessions have left. Where a dead session of the same connection has left devices in use, its folder is
+// taken over, so that they are served again (Config.TakeOver): then no device is new, and duplicate does not matter.
+//
+// The first refusal goes by what Linux calls the same connection, the host NQN included. The second one is for the
+// data, and goes by the subsystem alone: its namespaces are the same disks on every path and for every host.
 func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 	if err := os.MkdirAll(d.Path, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w: FARBLK_STATE_DIR can name a folder of your own", err)
@@ -84,24 +108,25 @@ func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 	used := map[string]bool{}
 	for _, e := range entries {
 		used[e.Name] = true
-		switch {
-		case !e.Config.sameConnection(c):
-		case e.Alive && !duplicate:
-			return nil, &AlreadyConnectedError{e.Name, e.Config}
-		case !e.Alive && f.Path == "":
+		if !e.Alive && f.Path == "" && e.Config.sameConnection(c) {
 			c.Name, f.Path = e.Name, e.Path
-			c.TakeOver = readLeftovers(e.Path)
-			c.HoldWrites = e.Config.grace()
-			d.tellCrash(e.Path)
 		}
 	}
-	now := time.Now()
-	for _, crash := range d.crashes(now) {
-		if crash.Config.sameConnection(c) {
-			c.HoldWrites = max(c.HoldWrites, crash.Until.Sub(now))
+	if f.Path == "" && !duplicate {
+		if err := refusal(entries, c); err != nil {
+			return nil, err
 		}
 	}
-	if f.Path == "" {
+	c.HoldWrites = d.oldWrites(entries, c.Subsystem)
+	if f.Path != "" {
+		// The folder is this session's now, which may not get as far as to say what is left of the time.
+		if err := d.noteWrites(c, c.HoldWrites); err != nil {
+			return nil, fmt.Errorf("state directory: %w", err)
+		}
+		c.TakeOver = readLeftovers(f.Path)
+		f.keep = len(c.TakeOver) > 0
+		d.tellCrash(f.Path)
+	} else {
 		for n := 0; c.Name == "" || used[c.Name]; n++ {
 			c.Name = namePrefix + strconv.Itoa(n)
 		}
@@ -122,6 +147,21 @@ func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 		return nil, fmt.Errorf("state folder: %w", err)
 	}
 	return f, nil
+}
+
+// refusal is why there may be no further session for c's subsystem, if there is a reason.
+func refusal(entries []Entry, c *Config) error {
+	var second error
+	for _, e := range entries {
+		switch {
+		case e.Config.Subsystem != c.Subsystem:
+		case e.Config.sameConnection(c):
+			return &AlreadyConnectedError{e.Name, e.Config}
+		case second == nil:
+			second = &SecondPathError{Name: e.Name, Config: e.Config, Crashed: !e.Alive}
+		}
+	}
+	return second
 }
 
 func (d *StateDir) folder(name string) string { return filepath.Join(d.Path, name) }
@@ -147,7 +187,7 @@ func owner(path string) (pid int, err error) {
 func (f *Folder) file(name string) string { return filepath.Join(f.Path, name) }
 
 // Remove deletes the folder and frees the lock. Mounts inside it must be gone: it does not cross into them. Devices
-// that were to be taken over and are still in use keep it.
+// that were to be taken over and are not served yet keep it.
 func (f *Folder) Remove() {
 	if !f.keep {
 		removeFolder(f.Path)
@@ -173,6 +213,9 @@ type Entry struct {
 	Config     Config
 	Alive      bool // its process lives
 }
+
+// Leftovers are what the session has put into the system.
+func (e Entry) Leftovers() []Leftover { return readLeftovers(e.Path) }
 
 // Scan lists the folders of sessions, by number. It waits for nobody.
 func (d *StateDir) Scan() ([]Entry, error) {

@@ -19,10 +19,11 @@ import (
 )
 
 // recorder is an Exporter that exports nothing and writes down what it was asked for. Of adds, it fails those whose
-// namespace IDs are in bad.
+// namespace IDs are in bad, and while stuck all removals.
 type recorder struct {
 	asked []string
 	bad   []uint32
+	stuck bool
 }
 
 func (r *recorder) Add(_ context.Context, n *host.Namespace) (Export, error) {
@@ -33,9 +34,14 @@ func (r *recorder) Add(_ context.Context, n *host.Namespace) (Export, error) {
 	return Export{Kind: KindFUSE, Path: fmt.Sprintf("/n%d", n.NSID())}, nil
 }
 
-func (r *recorder) Remove(_ context.Context, nsid uint32) {
-	r.asked = append(r.asked, fmt.Sprintf("remove %d", nsid))
+func (r *recorder) Remove(_ context.Context, n *host.Namespace) error {
+	r.asked = append(r.asked, fmt.Sprintf("remove %d", n.NSID()))
+	if r.stuck {
+		return errors.New("stuck")
+	}
+	return nil
 }
+func (r *recorder) Has(*host.Namespace) bool          { return true }
 func (r *recorder) InUse() error                      { return nil }
 func (r *recorder) Leftovers() []Leftover             { return nil }
 func (r *recorder) Close(context.Context, bool) error { return nil }
@@ -100,7 +106,7 @@ func TestExportsFollowNamespaces(t *testing.T) {
 	r := &recorder{bad: []uint32{2}}
 	s := &session{
 		folder: &Folder{Path: t.TempDir()}, config: c, log: slog.New(slog.DiscardHandler), ctrl: ctrl, ways: []Exporter{r},
-		exports: map[uint32]exported{},
+		exports: map[*host.Namespace][]shown{},
 	}
 	follow := func(fails bool, want ...string) {
 		t.Helper()
@@ -125,11 +131,18 @@ func TestExportsFollowNamespaces(t *testing.T) {
 	happens(host.EventNamespaceAdded)
 	follow(true, "add 2 of 1048576")
 	follow(false)
-	for id := range uint32(2) {
-		if err := sub.RemoveNamespace(id + 1); err != nil {
-			t.Fatal(err)
-		}
-		happens(host.EventNamespaceRemoved)
-		follow(false, fmt.Sprintf("remove %d", id+1))
+	if err := sub.RemoveNamespace(2); err != nil { // which was never exported
+		t.Fatal(err)
 	}
+	happens(host.EventNamespaceRemoved)
+	follow(false)
+	if err := sub.RemoveNamespace(1); err != nil {
+		t.Fatal(err)
+	}
+	happens(host.EventNamespaceRemoved)
+	r.stuck = true
+	follow(true, "remove 1")
+	r.stuck = false
+	follow(false, "remove 1") // tried again
+	follow(false)
 }

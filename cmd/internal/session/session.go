@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/http"
 	"os"
 	"slices"
@@ -14,13 +13,6 @@ import (
 
 	"farblk/host"
 	"farblk/transport"
-)
-
-// The parts of a disconnect, each bounded; together they stay below the five seconds that a user waits at most.
-const (
-	exportLimit     = 2 * time.Second
-	shutdownLimit   = 1500 * time.Millisecond
-	disconnectLimit = 4500 * time.Millisecond
 )
 
 // Options is what a session is given beside its Config.
@@ -45,7 +37,7 @@ type session struct {
 	mu      sync.Mutex
 	ctrl    *host.Controller // nil until connected
 	ways    []Exporter
-	exports map[uint32]exported // by namespace ID
+	exports map[*host.Namespace][]shown
 	notes   []string
 	failure error // why the controller is dead
 
@@ -54,34 +46,23 @@ type session struct {
 	changed     chan struct{} // namespaces or state
 	asks        chan ask
 	cancelStart context.CancelFunc
-	started     chan struct{} // closed when the start is over
+	started     chan struct{} // closed when the start is over, just before others are told
 	ended       chan struct{} // closed when everything is undone
 }
 
-// exported is a namespace and what it is exported as.
-type exported struct {
-	of *host.Namespace
-	as []Export
-}
-
-// ask is somebody's wish to disconnect.
-type ask struct {
-	force bool
-	reply chan<- error
-}
-
 // Run connects, exports and serves until ctx ends or somebody asks to disconnect; then it undoes all that and
-// removes the folder, in a few seconds at most. It does the same when the start fails, and returns why.
+// removes the folder, in a few seconds at most. It does the same when the start fails, and returns why. What it cannot
+// undo it leaves to the next command that looks, with the folder.
 func Run(ctx context.Context, f *Folder, c *Config, o Options) error {
 	startCtx, cancelStart := context.WithCancel(ctx)
 	defer cancelStart()
 	s := &session{
 		folder: f, config: c, log: o.Logger,
-		exports: map[uint32]exported{}, changed: make(chan struct{}, 1), asks: make(chan ask),
+		exports: map[*host.Namespace][]shown{}, changed: make(chan struct{}, 1), asks: make(chan ask),
 		cancelStart: cancelStart, started: make(chan struct{}), ended: make(chan struct{}),
 	}
 	f.keep = len(c.TakeOver) > 0 // until it is served again
-	defer f.Remove()
+	defer s.leave()
 	l, err := f.listen()
 	if err != nil {
 		return err
@@ -106,18 +87,18 @@ func Run(ctx context.Context, f *Folder, c *Config, o Options) error {
 	if err == nil {
 		err = ctx.Err()
 	}
-	if err == nil { // from here on, being told to end is no failure
-		err = o.Ready(s.result())
-	}
 	if startCtx.Err() != nil && ctx.Err() == nil { // askDisconnect
 		err = errors.New("told to disconnect while it was connecting")
 	}
 	close(s.started)
+	if err == nil { // from here on, being told to end is no failure
+		err = o.Ready(s.result())
+	}
 	if err != nil && f.keep {
 		return err // the process ends: the devices wait for the next one, no request of theirs may fail
 	}
 	if err != nil {
-		s.stop(false)
+		s.end()
 		return err
 	}
 	s.log.Info("connected", "subsystem", c.Subsystem, "address", c.Address().String(), "provider", c.Provider)
@@ -132,7 +113,7 @@ func (s *session) start(ctx context.Context, o *Options) error {
 		defer hardenMemory(s.log) // when everything is allocated
 	}
 	h := c.Host(o.Dialer, s.log)
-	h.ShutdownTimeout = shutdownLimit
+	h.ShutdownTimeout = shutdownLimit - 300*time.Millisecond // the rest is for taking apart
 	h.OnEvent = func(host.Event) {
 		select {
 		case s.changed <- struct{}{}:
@@ -140,7 +121,7 @@ func (s *session) start(ctx context.Context, o *Options) error {
 		}
 	}
 	if c.HoldWrites > 0 {
-		s.note(fmt.Sprintf("writes wait for %v at first: the target may still execute what a session that died had sent", c.HoldWrites.Round(time.Second)))
+		s.note(fmt.Sprintf("writes wait for %v at first: the target may still execute what an earlier connection had sent", c.HoldWrites.Round(time.Second)))
 	}
 	ctrl, err := host.Connect(ctx, h)
 	if err != nil {
@@ -149,6 +130,9 @@ func (s *session) start(ctx context.Context, o *Options) error {
 	s.mu.Lock()
 	s.ctrl = ctrl
 	s.mu.Unlock()
+	if err := s.noteGrace(); err != nil {
+		return err
+	}
 	for _, spec := range c.Exports {
 		w, err := o.NewExporter(spec, Surroundings{
 			Folder: s.folder.Path, Config: c, Log: s.log, Note: s.note, Record: s.record,
@@ -176,77 +160,21 @@ func (s *session) start(ctx context.Context, o *Options) error {
 	return nil
 }
 
-// follow makes the exports those of the namespaces that there are now. A namespace that cannot be exported is an
-// error, but does not keep the others from it.
-func (s *session) follow(ctx context.Context) error {
-	now := map[uint32]*host.Namespace{}
-	all := s.ctrl.Namespaces()
-	for _, n := range all {
-		now[n.NSID()] = n
-	}
+// noteGrace writes down how long the controller may go on with what is sent from now on, should this process die.
+func (s *session) noteGrace() error {
+	grace := s.ctrl.Grace()
 	s.mu.Lock()
-	before := maps.Clone(s.exports)
+	same := s.config.Grace == grace
+	s.config.Grace = grace
+	c := *s.config
 	s.mu.Unlock()
-	for id, e := range before {
-		if now[id] == e.of {
-			continue
-		}
-		// It has gone. Another one may have come under its ID.
-		for _, w := range s.ways {
-			w.Remove(ctx, id)
-		}
-		s.mu.Lock()
-		delete(s.exports, id)
-		s.mu.Unlock()
+	if same {
+		return nil
 	}
-	var errs []error
-	for _, n := range all {
-		id := n.NSID()
-		if before[id].of == n {
-			continue
-		}
-		if err := n.Err(); err != nil {
-			errs = append(errs, fmt.Errorf("namespace %d cannot be used: %w", id, err))
-			continue
-		}
-		list := []Export{}
-		for _, w := range s.ways {
-			e, err := w.Add(ctx, n)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("namespace %d: %w", id, err))
-				continue
-			}
-			list = append(list, e)
-		}
-		s.mu.Lock()
-		s.exports[id] = exported{n, list}
-		s.mu.Unlock()
+	if err := writeJSON(s.folder.file("config.json"), &c); err != nil {
+		return fmt.Errorf("state folder: %w", err)
 	}
-	s.record()
-	return errors.Join(errs...)
-}
-
-// record writes down what is to be undone if this process dies.
-func (s *session) record() {
-	var all []Leftover
-	for _, w := range s.ways {
-		all = append(all, w.Leftovers()...)
-	}
-	if s.folder.keep { // not served again yet
-		for _, l := range s.config.TakeOver {
-			if !slices.Contains(all, l) {
-				all = append(all, l)
-			}
-		}
-	}
-	if slices.Equal(all, s.recorded) {
-		return
-	}
-	if err := writeJSON(s.folder.file("exports.json"), all); err != nil {
-		s.log.Warn("cannot note the exports", "error", err)
-		return
-	}
-	s.recorded = all
+	return nil
 }
 
 // serve follows events until it is time to end, and ends the connection.
@@ -256,20 +184,21 @@ func (s *session) serve(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			s.log.Info("told to end")
-			s.stop(true)
+			s.end()
 			return
 		case a := <-s.asks:
-			if !a.force {
-				if err := s.inUse(); err != nil {
-					a.reply <- err
-					continue
-				}
+			err := s.disconnect(a.force)
+			if err != nil && !a.force {
+				s.log.Info("not disconnected", "reason", err)
+				a.reply <- err
+				continue
 			}
-			s.log.Info("disconnecting", "force", a.force)
-			s.stop(a.force)
-			a.reply <- nil
+			a.reply <- err
 			return
 		case <-s.changed:
+			if err := s.noteGrace(); err != nil {
+				s.log.Error("cannot note for how long the target may go on after a crash", "error", err)
+			}
 			limited, cancel := context.WithTimeout(ctx, exportLimit)
 			if err := s.follow(limited); err != nil {
 				s.log.Error("a namespace has changed and cannot be exported", "error", err)
@@ -282,72 +211,6 @@ func (s *session) serve(ctx context.Context) {
 			s.mu.Unlock()
 			s.log.Error("the controller is lost: I/O fails until this connection is disconnected", "cause", s.ctrl.Err())
 		}
-	}
-}
-
-// askDisconnect is called by the control socket: it waits until everything is undone.
-func (s *session) askDisconnect(ctx context.Context, force bool) error {
-	select {
-	case <-s.started:
-	default:
-		s.cancelStart()
-	}
-	reply := make(chan error, 1)
-	select {
-	case s.asks <- ask{force, reply}:
-	case <-s.ended:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	select {
-	case err := <-reply:
-		return err
-	case <-s.ended:
-		return nil
-	}
-}
-
-// inUse tells which exports are in use, and by whom.
-func (s *session) inUse() error {
-	for _, w := range s.ways {
-		if err := w.InUse(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// stop undoes what start did, whatever of it there is. Exports go first, so that their last writes reach the
-// target; but when the target cannot be reached, the controller does, so that nobody waits for it.
-func (s *session) stop(force bool) {
-	shutdown := func() {
-		if s.ctrl == nil {
-			return
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), shutdownLimit)
-		defer cancel()
-		if err := s.ctrl.Shutdown(ctx); err != nil {
-			s.log.Warn("the controller was not shut down in an orderly way", "error", err)
-		}
-	}
-	live := s.ctrl != nil && s.ctrl.State() == host.StateLive
-	if !live {
-		shutdown()
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), exportLimit)
-	defer cancel()
-	var wg sync.WaitGroup
-	for _, w := range s.ways {
-		wg.Go(func() {
-			if err := w.Close(ctx, force); err != nil {
-				s.log.Error("an export was not removed in an orderly way", "error", err)
-			}
-		})
-	}
-	wg.Wait()
-	if live {
-		shutdown()
 	}
 }
 
@@ -403,7 +266,7 @@ func (s *session) status() *Status {
 	for _, n := range s.ctrl.Namespaces() {
 		i := n.Info()
 		ns := NamespaceStatus{
-			Namespace: Namespace{NSID: n.NSID(), Size: i.Size, BlockSize: i.BlockSize, Exports: s.exports[n.NSID()].as},
+			Namespace: Namespace{NSID: n.NSID(), Size: i.Size, BlockSize: i.BlockSize, Exports: []Export{}},
 			Used:      n.Usage(), ReadOnly: i.ReadOnly,
 		}
 		if err := n.Err(); err != nil {
@@ -422,8 +285,8 @@ func (s *session) status() *Status {
 		if !ids.UUID.IsZero() {
 			ns.UUID = ids.UUID.String()
 		}
-		if ns.Exports == nil {
-			ns.Exports = []Export{}
+		for _, e := range s.exports[n] {
+			ns.Exports = append(ns.Exports, e.export)
 		}
 		st.Namespaces = append(st.Namespaces, ns)
 	}

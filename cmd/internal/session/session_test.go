@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,7 +45,8 @@ func create(t *testing.T, d *StateDir, c *Config, duplicate bool) *Folder {
 	return f
 }
 
-// What makes two connections the same: subsystem, both ends' addresses, and the host's identity.
+// What makes two connections the same: subsystem, both ends' addresses, and the host's identity. Any other one to the
+// same subsystem would give its namespaces second devices, and is refused for that reason, unless it is wanted.
 func TestCaseH13SameConnection(t *testing.T) {
 	d, _ := stateDir(t, nil)
 	f := create(t, d, config(), false)
@@ -54,7 +56,6 @@ func TestCaseH13SameConnection(t *testing.T) {
 		t.Errorf("the same again: %v", err)
 	}
 	for name, change := range map[string]func(*Config){
-		"subsystem":    func(c *Config) { c.Subsystem = "nqn.b" },
 		"host NQN":     func(c *Config) { c.HostNQN = "nqn.i" },
 		"host ID":      func(c *Config) { c.HostID[0]++ },
 		"address":      func(c *Config) { c.Remote = c.Remote.Next() },
@@ -63,13 +64,16 @@ func TestCaseH13SameConnection(t *testing.T) {
 	} {
 		c := config()
 		change(c)
-		g, err := d.Create(c, false)
-		if err != nil {
+		var second *SecondPathError
+		if _, err := d.Create(c, false); !errors.As(err, &second) || errors.As(err, &already) || second.Name != "farblk0" || second.Crashed ||
+			!strings.Contains(err.Error(), "farblk0") || !strings.Contains(err.Error(), "10.0.0.1:4420") || !strings.Contains(err.Error(), "-D") {
 			t.Errorf("another %s: %v", name, err)
-			continue
 		}
-		g.Remove()
+		create(t, d, c, true).Remove()
 	}
+	c := config()
+	c.Subsystem = "nqn.b"
+	create(t, d, c, false).Remove()
 }
 
 // The same connection twice only where that was asked for.
@@ -199,7 +203,6 @@ func TestCaseE08TakeOver(t *testing.T) {
 	if h := c.Host(nil, nil); h.HoldWrites < h.KeepAlive+1 {
 		t.Errorf("writes are held for %v", h.HoldWrites)
 	}
-	f.keep = true // as Run does until it serves the device
 	f.Remove()
 	if _, err := os.Stat(f.Path); err != nil {
 		t.Error("the folder went although its device is in use:", err)
@@ -212,6 +215,52 @@ func TestCaseE08TakeOver(t *testing.T) {
 	}
 	if _, err := os.Stat(f.Path); err == nil {
 		t.Error("disconnect --force left the folder")
+	}
+}
+
+// A dead session's device in use, and its subsystem by another path: that would be a second device, and if it is wanted,
+// its writes wait for the dead session's.
+func TestCaseH25OtherPath(t *testing.T) {
+	d, _ := stateDir(t, map[string]bool{"/dev/nbd0": true})
+	die(t, create(t, d, config(), false), Leftover{Kind: KindNBD, Path: "/dev/nbd0", NSID: 1})
+	c := config()
+	c.Remote = c.Remote.Next()
+	var second *SecondPathError
+	if _, err := d.Create(c, false); !errors.As(err, &second) || !second.Crashed {
+		t.Error(err)
+	}
+	create(t, d, c, true).Remove()
+	if c.HoldWrites < 5*time.Second || len(c.TakeOver) > 0 {
+		t.Errorf("held for %v, takes over %v", c.HoldWrites, c.TakeOver)
+	}
+	other := config()
+	other.Subsystem = "nqn.b"
+	create(t, d, other, false).Remove()
+	if other.HoldWrites > 0 {
+		t.Errorf("another subsystem's writes are held for %v", other.HoldWrites)
+	}
+}
+
+// A session that was to take devices over fails before it runs: they can still be taken over.
+func TestTakeOverOutlivesAFailedStart(t *testing.T) {
+	d, _ := stateDir(t, map[string]bool{"/dev/nbd0": true})
+	left := Leftover{Kind: KindNBD, Path: "/dev/nbd0", NSID: 1}
+	die(t, create(t, d, config(), false), left)
+	for range 2 {
+		c := config()
+		f := create(t, d, c, false)
+		if c.Name != "farblk0" || len(c.TakeOver) != 1 || c.TakeOver[0] != left || c.HoldWrites < 5*time.Second {
+			t.Fatalf("%+v", c)
+		}
+		if err := os.Mkdir(f.file("log"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Start(t.Context(), "unused"); err == nil {
+			t.Fatal("started")
+		}
+		if err := os.Remove(f.file("log")); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
