@@ -337,12 +337,14 @@ func (q *fakeQP) answer(cid uint16, result uint64) {
 	q.mu.Unlock()
 }
 
-// completeAll completes every command that waits: first all sends, then all responses.
-func (q *fakeQP) completeAll() {
+// completeAll completes every command that waits, first all sends, then all responses, and returns how many.
+func (q *fakeQP) completeAll() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	n := len(q.sends)
 	q.complete(q.sends)
 	q.sends = q.sends[:0]
+	return n
 }
 
 // complete is completeAll of wrs. mu is held.
@@ -363,8 +365,7 @@ func (q *fakeQP) answerAll(stop <-chan struct{}) {
 			return
 		default:
 		}
-		q.completeAll()
-		if i%7 == 0 {
+		if n := q.completeAll(); n == 0 || i%7 == 0 {
 			runtime.Gosched()
 		}
 	}

@@ -577,7 +577,7 @@ func useQueue(t *testing.T, q transport.Queue, user, burst int) {
 	done := make(chan struct{}, burst)
 	reqs := make([]transport.Request, burst)
 	late := time.NewTimer(0)
-	for i := range 5000/burst + 100 {
+	for i := range 3000/burst + 100 {
 		for j := range reqs {
 			reqs[j].Done = func(*transport.Request) { done <- struct{}{} }
 			for q.Submit(&reqs[j]) != nil {

@@ -12,6 +12,7 @@ import "C"
 import (
 	"sync"
 	"syscall"
+	"time"
 	"unsafe"
 )
 
@@ -31,15 +32,23 @@ type channel struct {
 	ch      *C.struct_rdma_event_channel
 	fd      *pollFD
 	reader  sync.WaitGroup
+	ended   chan struct{} // closed by stop
+	once    sync.Once
 	buf     C.struct_farblk_event
-	outcome C.int
+	next    func() syscall.Errno // takes an event into buf
+	outcome syscall.Errno
 }
+
+// pauseMost bounds the pause after failures one upon the other: what makes them may be there to stay, such as a lack
+// of memory.
+const pauseMost = time.Second
 
 // openChannel opens the connection manager. It can fail for a missing module, device node or permission.
 func openChannel() (*channel, error) {
-	c := &channel{}
+	c := &channel{ended: make(chan struct{})}
+	c.next = func() syscall.Errno { return syscall.Errno(-C.farblk_next_event(c.ch, &c.buf)) }
 	if r := C.farblk_create_channel(&c.ch); r != 0 {
-		return nil, openFailure(syscall.Errno(-r))
+		return nil, openFailure(syscall.Errno(-r), sysDevices, cmNode)
 	}
 	var err error
 	if c.fd, err = newPollFD(int(c.ch.fd), "rdma_cm"); err != nil {
@@ -55,22 +64,30 @@ func (c *channel) read(handle func(event)) {
 	go func() {
 		defer c.reader.Done()
 		get := func(uintptr) bool {
-			c.outcome = C.farblk_next_event(c.ch, &c.buf)
-			return c.outcome != -C.EAGAIN
+			c.outcome = c.next()
+			return c.outcome != syscall.EAGAIN
 		}
+		pause := time.Duration(0)
 		for {
 			if err := c.fd.wait(get); err != nil {
 				return
 			}
-			switch syscall.Errno(-c.outcome) {
-			case 0:
-			case syscall.EINTR, syscall.ENOMEM:
-				continue
-			default:
-				// The library could not digest the event (the device went away under it).
-				handle(event{kind: connectError, status: int(c.outcome)})
+			if c.outcome == syscall.EINTR {
 				continue
 			}
+			if c.outcome != 0 {
+				if c.outcome != syscall.ENOMEM {
+					// The library could not digest the event (the device went away under it).
+					handle(event{kind: connectError, status: -int(c.outcome)})
+				}
+				pause = min(2*pause+10*time.Millisecond, pauseMost)
+				select {
+				case <-c.ended:
+				case <-time.After(pause):
+				}
+				continue
+			}
+			pause = 0
 			b := &c.buf
 			e := event{
 				kind: eventType(b._type), status: int(b.status), id: b.id,
@@ -87,6 +104,7 @@ func (c *channel) read(handle func(event)) {
 
 // stop ends the goroutine, and returns when it has gone.
 func (c *channel) stop() {
+	c.once.Do(func() { close(c.ended) })
 	c.fd.close()
 	c.reader.Wait()
 }

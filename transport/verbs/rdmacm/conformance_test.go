@@ -4,10 +4,10 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net/netip"
 	"os"
-	"syscall"
+	"os/exec"
+	"runtime"
 	"testing"
 	"time"
 
@@ -151,7 +151,7 @@ func TestUnreachable(t *testing.T) {
 		is     []error
 	}{
 		{"203.0.113.9:4420", []error{verbs.ErrUnreachable, verbs.ErrNoDevice}}, // RFC 5737: no route, or one without RDMA
-		{"127.0.0.1:4420", []error{verbs.ErrNoDevice, verbs.ErrUnreachable, nil}},
+		{"127.0.0.1:4420", []error{verbs.ErrNoDevice}},                         // a network device without RDMA
 	} {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		conn, err := p.Resolve(ctx, verbs.Route{Remote: addr(t, c.remote)})
@@ -197,13 +197,53 @@ func TestUnreachable(t *testing.T) {
 	if d := time.Since(start); d > 4*time.Second {
 		t.Errorf("%v took %v to fail: %v", remote, d, err)
 	}
-	if _, err := p.Resolve(t.Context(), verbs.Route{Remote: verbs.Addr{IP: a.IP, Port: 1}, Device: "no-such"}); !errors.Is(err, verbs.ErrNoDevice) {
-		t.Errorf("resolve over a device that does not exist: %v", err)
+}
+
+// TestDeviceByName: the route is over the named device or not at all, by the name of its network device, too.
+func TestDeviceByName(t *testing.T) {
+	a := fabricAddr(t)
+	d := linkAt(t, a)
+	for name, ok := range map[string]bool{d.Name: true, d.NetDevice: true, "no-such": false, "lo": false} {
+		if name == "" {
+			t.Fatalf("a name of %+v is missing", d)
+		}
+		c, err := New(Options{}).Resolve(t.Context(), verbs.Route{Remote: verbs.Addr{IP: a.IP, Port: 1}, Device: name})
+		if err == nil {
+			_ = c.Close()
+		}
+		if (err == nil) != ok || !ok && !errors.Is(err, verbs.ErrNoDevice) {
+			t.Errorf("resolve over %q: %v", name, err)
+		}
 	}
 }
 
-func TestMemlockOnRegister(t *testing.T) {
+// TestRegister registers with a low limit on locked memory, in a process that the limit binds: root's right to exceed
+// it is taken away before the process starts.
+func TestRegister(t *testing.T) {
 	a := fabricAddr(t)
+	const limited, limit = "FARBLK_TEST_LIMITED", 256 << 10
+	if os.Getenv(limited) == "" {
+		type outcome struct {
+			out []byte
+			err error
+		}
+		done := make(chan outcome)
+		go func() {
+			runtime.LockOSThread() // and never unlock: the thread ends, with what it has given up
+			if err := unix.Prctl(unix.PR_CAPBSET_DROP, capIPCLock, 0, 0, 0); err != nil {
+				done <- outcome{nil, err}
+				return
+			}
+			cmd := exec.Command(os.Args[0], "-test.run=^TestRegister$")
+			cmd.Env = append(os.Environ(), limited+"=1")
+			out, err := cmd.CombinedOutput()
+			done <- outcome{out, err}
+		}()
+		if o := <-done; o.err != nil {
+			t.Errorf("%v:\n%s", o.err, o.out)
+		}
+		return
+	}
 	c, err := New(Options{}).Resolve(t.Context(), verbs.Route{Remote: verbs.Addr{IP: a.IP, Port: 1}})
 	if err != nil {
 		t.Fatal(err)
@@ -218,18 +258,25 @@ func TestMemlockOnRegister(t *testing.T) {
 			t.Error(err)
 		}
 	}()
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: limit, Max: limit}); err != nil {
+		t.Fatal(err)
+	}
 	b, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Munmap(b) }()
+	var locked *verbs.MemlockError
+	if _, err := pd.Register(b, verbs.LocalWrite); !errors.As(err, &locked) || locked.Need < 1<<20 || locked.Limit != limit {
+		t.Errorf("1 MiB with a limit of %d KiB: %v", limit>>10, err)
+	}
 	if _, err := pd.Register(nil, verbs.LocalWrite); err == nil {
 		t.Error("no bytes registered")
 	}
 	if _, err := pd.NewWindow(); !errors.Is(err, verbs.ErrUnsupported) {
 		t.Errorf("window: %v", err)
 	}
-	mr, err := pd.Register(b, verbs.LocalWrite)
+	mr, err := pd.Register(b[:limit/2], verbs.LocalWrite)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -285,14 +332,4 @@ func descriptors(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(entries)
-}
-
-func TestOpenFailureSaysWhatToDo(t *testing.T) {
-	for _, e := range []syscall.Errno{syscall.ENODEV, syscall.EACCES, syscall.ENOENT, syscall.EIO} {
-		err := openFailure(e)
-		if !errors.Is(err, verbs.ErrNoDevice) {
-			t.Errorf("%v: %v", e, err)
-		}
-		t.Log(fmt.Sprint(e), "->", err)
-	}
 }

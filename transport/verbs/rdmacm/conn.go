@@ -223,6 +223,7 @@ func (c *conn) Close() error {
 	q := c.qp
 	c.mu.Unlock()
 	if q != nil {
+		q.awaitStop()
 		q.domain.linger(q)
 	}
 	return nil

@@ -10,6 +10,7 @@ import "C"
 import (
 	"context"
 	"fmt"
+	"io"
 	"sync"
 	"unsafe"
 
@@ -139,18 +140,24 @@ func (l *listener) Close() error {
 		defer close(l.closed)
 		close(l.closing)
 		l.ch.stop()
-		for {
-			select {
-			case c := <-l.pending:
-				_ = c.Close()
-				continue
-			default:
-			}
-			break
-		}
+		closeAll(l.pending)
 		C.farblk_destroy_id(l.id)
 		l.ch.destroy()
 	})
 	<-l.closed
 	return nil
+}
+
+// closeAll closes all that wait, side by side: each may wait for the kernel.
+func closeAll[C io.Closer](pending <-chan C) {
+	var closes sync.WaitGroup
+	defer closes.Wait()
+	for {
+		select {
+		case c := <-pending:
+			closes.Go(func() { _ = c.Close() })
+		default:
+			return
+		}
+	}
 }

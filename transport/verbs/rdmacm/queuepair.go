@@ -54,11 +54,13 @@ type queuePair struct {
 	pollMu sync.Mutex // also guards arming
 	wcs    []C.struct_ibv_wc
 
-	// halted: the connection is down, and nothing more is posted; from haltedAt on the device has DrainTimeout.
+	// halted: the connection is down, and nothing more is posted; from haltedAt on, when the queue pair is in the
+	// error state for certain, the device has DrainTimeout.
 	halted   atomic.Bool
-	haltedAt atomic.Int64 // Unix nanoseconds, 0 before
-	lost     *time.Timer  // wakes the owner when that time is over; guarded by conn.mu
-	gone     bool         // guarded by all three locks and conn.mu; any of them is enough to read
+	haltedAt atomic.Int64  // Unix nanoseconds, 0 before
+	stopped  chan struct{} // closed with haltedAt; guarded by conn.mu
+	lost     *time.Timer   // wakes the owner when that time is over; guarded by conn.mu
+	gone     bool          // guarded by all three locks and conn.mu; any of them is enough to read
 
 	connected atomic.Bool // ESTABLISHED was seen: sends may be posted
 	closing   atomic.Bool
@@ -66,6 +68,8 @@ type queuePair struct {
 	closeBy   time.Time     // set by the first Close
 	destroyed chan struct{} // closed under domain.mu
 	lingers   bool          // guarded by domain.mu
+
+	toError func() int // moves the queue pair into the error state; returns 0 or an errno
 
 	getEvent func(uintptr) bool // for Wait, made once
 	eventErr C.int
@@ -84,7 +88,10 @@ func newQueuePair(c *conn, d *domain, cfg verbs.QPConfig) (*queuePair, error) {
 	if n := cfg.SendDepth + cfg.RecvDepth; n > c.device.MaxCQE {
 		return nil, fmt.Errorf("%s: the device's completion queues take %d", about, c.device.MaxCQE)
 	}
-	q := &queuePair{conn: c, domain: d, sent: newRing(cfg.SendDepth), received: newRing(cfg.RecvDepth), destroyed: make(chan struct{})}
+	q := &queuePair{
+		conn: c, domain: d, sent: newRing(cfg.SendDepth), received: newRing(cfg.RecvDepth),
+		stopped: make(chan struct{}), destroyed: make(chan struct{}),
+	}
 	if r := C.farblk_create_cq(c.id.verbs, C.int(cfg.SendDepth+cfg.RecvDepth), &q.cc, &q.cq); r != 0 {
 		return nil, callError("ibv_create_cq", int(-r), about)
 	}
@@ -105,6 +112,7 @@ func newQueuePair(c *conn, d *domain, cfg verbs.QPConfig) (*queuePair, error) {
 		return nil, callError("rdma_create_qp", int(-r), about)
 	}
 	q.qp = c.id.qp
+	q.toError = func() int { return -int(C.farblk_qp_error(q.qp)) }
 	ns, nr := min(cfg.SendDepth, chainMax), min(cfg.RecvDepth, chainMax)
 	sends, recvs := C.farblk_alloc_sends(C.int(ns)), C.farblk_alloc_recvs(C.int(nr))
 	wcs := (*C.struct_ibv_wc)(C.calloc(pollMax, C.sizeof_struct_ibv_wc))
@@ -159,16 +167,19 @@ func (q *queuePair) Wait() error {
 	return nil
 }
 
-// halt moves the queue pair into the error state: the device flushes what is outstanding. conn.mu is held.
+// halt moves the queue pair into the error state: the device flushes what is outstanding. Where the device refuses,
+// only the queue pair's end stops it. conn.mu is held.
 func (q *queuePair) halt() {
 	q.halted.Store(true)
 	if q.gone || q.haltedAt.Load() != 0 {
 		return
 	}
-	if r := C.farblk_qp_error(q.qp); r != 0 {
-		q.conn.p.log.Debug("queue pair not moved into the error state", "device", q.conn.device.Name, "errno", int(-r))
+	if errno := q.toError(); errno != 0 {
+		q.conn.p.log.Warn("queue pair not moved into the error state", "device", q.conn.device.Name, "error", syscall.Errno(errno))
+		return
 	}
 	q.haltedAt.Store(time.Now().UnixNano())
+	close(q.stopped)
 	q.lost = time.AfterFunc(verbs.DrainTimeout+time.Millisecond, q.fd.kick)
 }
 
@@ -182,6 +193,7 @@ func (q *queuePair) setRNRTimer(code uint8) int {
 
 // Close stops the device and frees the queue pair. A connection attempt is cancelled first; where the kernel holds on
 // to it (see conn.Close), the queue pair is in the error state and out of use when Close returns, and freed later.
+// A device that takes long to get into that state holds Close as long: until then the peer may still write.
 func (q *queuePair) Close() error {
 	q.beginClose()
 	limit := time.NewTimer(time.Until(q.closeBy))
@@ -189,9 +201,26 @@ func (q *queuePair) Close() error {
 	select {
 	case <-q.destroyed:
 	case <-limit.C:
+		q.awaitStop()
 		q.domain.linger(q)
 	}
 	return nil
+}
+
+// awaitStop waits until the device touches no memory for the queue pair any more.
+func (q *queuePair) awaitStop() {
+	select {
+	case <-q.stopped:
+		return
+	case <-q.destroyed:
+		return
+	default:
+	}
+	q.conn.p.log.Warn("the RDMA device takes long to stop a queue pair", "device", q.conn.device.Name, "remote", q.conn.remote)
+	select {
+	case <-q.stopped:
+	case <-q.destroyed:
+	}
 }
 
 func (q *queuePair) beginClose() {
@@ -205,6 +234,9 @@ func (q *queuePair) beginClose() {
 
 func (q *queuePair) destroy() {
 	defer q.domain.gone(q)
+	q.conn.mu.Lock()
+	q.halt() // at once, whatever becomes of a connection attempt
+	q.conn.mu.Unlock()
 	q.conn.settleCalls()
 	q.retire()
 
@@ -235,7 +267,9 @@ func (q *queuePair) retire() {
 
 	q.conn.mu.Lock()
 	q.halt()
-	q.lost.Stop()
+	if q.lost != nil {
+		q.lost.Stop()
+	}
 	q.conn.mu.Unlock()
 	q.drain()
 	q.conn.mu.Lock()

@@ -166,11 +166,14 @@ func workStatus(s int) verbs.Status {
 	return m[s]
 }
 
-// openFailure explains why the connection manager cannot be opened.
-func openFailure(e syscall.Errno) error {
-	const node = "/dev/infiniband/rdma_cm"
-	if entries, err := os.ReadDir(sysDevices); err != nil || len(entries) == 0 {
-		return fmt.Errorf("%w: this machine has none (%s is empty)", verbs.ErrNoDevice, sysDevices)
+// cmNode is the connection manager's device node.
+const cmNode = "/dev/infiniband/rdma_cm"
+
+// openFailure explains why the connection manager cannot be opened. devices is the folder with the kernel's RDMA
+// devices, node the connection manager's.
+func openFailure(e syscall.Errno, devices, node string) error {
+	if entries, err := os.ReadDir(devices); err != nil || len(entries) == 0 {
+		return fmt.Errorf("%w: this machine has none (%s is empty)", verbs.ErrNoDevice, devices)
 	}
 	if _, err := os.Stat(node); errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("%w can be used: %s is missing: 'modprobe rdma_ucm', or pass /dev/infiniband into the container",

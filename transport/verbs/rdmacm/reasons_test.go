@@ -2,6 +2,8 @@ package rdmacm
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -87,4 +89,26 @@ func TestWorkStatus(t *testing.T) {
 			t.Errorf("status %d is %q, want %q", s, got, want)
 		}
 	}
+}
+
+func TestOpenFailureSaysWhatToDo(t *testing.T) {
+	dir := t.TempDir()
+	devices, node := filepath.Join(dir, "infiniband"), filepath.Join(dir, "rdma_cm")
+	check := func(e syscall.Errno, words string) {
+		t.Helper()
+		if err := openFailure(e, devices, node); !errors.Is(err, verbs.ErrNoDevice) || !strings.Contains(err.Error(), words) {
+			t.Errorf("%v: %v; want %q", e, err, words)
+		}
+	}
+	check(syscall.ENODEV, "this machine has none")
+	if err := os.MkdirAll(filepath.Join(devices, "rxe0"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	check(syscall.ENOENT, node+" is missing: 'modprobe rdma_ucm'")
+	if err := os.WriteFile(node, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check(syscall.EACCES, "run as root")
+	check(syscall.ENODEV, "install ibverbs-providers")
+	check(syscall.EIO, "input/output error: 'modprobe rdma_ucm'")
 }

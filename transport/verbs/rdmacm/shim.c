@@ -63,8 +63,6 @@ int farblk_cq_event(struct ibv_comp_channel *c)
 	return cm(ibv_get_cq_event(c, &cq, &context));
 }
 
-int farblk_node_type(struct ibv_context *v) { return v->device->node_type; }
-
 int farblk_describe(struct ibv_context *v, int port, struct farblk_device *d)
 {
 	struct ibv_device_attr a;

@@ -46,7 +46,6 @@ int farblk_arm(struct ibv_cq *cq);
 int farblk_cq_event(struct ibv_comp_channel *c);
 
 int farblk_describe(struct ibv_context *v, int port, struct farblk_device *d);
-int farblk_node_type(struct ibv_context *v);
 int farblk_create_channel(struct rdma_event_channel **ch);
 int farblk_next_event(struct rdma_event_channel *ch, struct farblk_event *e);
 int farblk_create_id(struct rdma_event_channel *ch, struct rdma_cm_id **id, int ib);
