@@ -83,7 +83,7 @@ func resolveFailure(t eventType, status int, remote verbs.Addr) error {
 	switch {
 	case t == deviceRemoval:
 		return fmt.Errorf("%v: %w", remote, verbs.ErrDeviceRemoved)
-	case t == addrError && e == syscall.ENODEV:
+	case (t == addrError || t == routeError) && e == syscall.ENODEV: // of the loopback interface only the route says so
 		return fmt.Errorf("%w leads to %v: the route to it goes over a network interface without RDMA", verbs.ErrNoDevice, remote)
 	case t == addrError && (e == syscall.EADDRNOTAVAIL || e == syscall.EADDRINUSE):
 		return fmt.Errorf("%v: %w (%v)", remote, errnoError(e), t)

@@ -58,6 +58,7 @@ func TestResolveFailureClasses(t *testing.T) {
 		is     error
 	}{
 		{addrError, -int(syscall.ENODEV), verbs.ErrNoDevice},
+		{routeError, -int(syscall.ENODEV), verbs.ErrNoDevice},
 		{addrError, -int(syscall.EADDRNOTAVAIL), verbs.ErrAddrNotAvailable},
 		{addrError, -int(syscall.ETIMEDOUT), verbs.ErrUnreachable},
 		{addrError, -int(syscall.ENETUNREACH), verbs.ErrUnreachable},

@@ -126,7 +126,10 @@ func TestEventErrorPauses(t *testing.T) {
 		if e.kind != connectError || e.status != -int(syscall.EIO) {
 			t.Errorf("%+v", e)
 		}
-		failures <- time.Now()
+		select {
+		case failures <- time.Now():
+		case <-c.ended:
+		}
 	})
 	begin := <-failures
 	<-failures
