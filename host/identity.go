@@ -19,6 +19,8 @@ type Identity struct {
 	HostID  [16]byte `json:"-"`
 	// Source says where it comes from, in words.
 	Source string `json:"source"`
+	// Random says that it was just made up and is kept nowhere: the next LoadIdentity gives another one.
+	Random bool `json:"-"`
 }
 
 // dmiUUID is where Linux shows the machine's UUID; only root may read it.
@@ -102,11 +104,14 @@ func loadIdentity(nqnFlag, idFlag, dir, dmi string) (Identity, error) {
 	if line, err := firstLine(dmi); err == nil {
 		// Some firmware has no UUID and shows zeros or ones.
 		if u, err := nvme.ParseUUID(strings.ToLower(line)); err == nil && !u.IsZero() && strings.Trim(line, "fF-") != "" {
-			return Identity{nvme.HostNQN(u), u, "the machine's UUID (" + dmi + ")"}, nil
+			return Identity{HostNQN: nvme.HostNQN(u), HostID: u, Source: "the machine's UUID (" + dmi + ")"}, nil
 		}
 	}
 	u := RandomUUID()
-	return Identity{nvme.HostNQN(u), u, "random: give one, or write it to " + filepath.Join(dir, "hostnqn") + ", to keep it"}, nil
+	return Identity{
+		HostNQN: nvme.HostNQN(u), HostID: u, Random: true,
+		Source: "random: give one, or write it to " + filepath.Join(dir, "hostnqn") + ", to keep it",
+	}, nil
 }
 
 // RandomUUID makes a version 4 UUID (RFC 9562 section 5.4).
