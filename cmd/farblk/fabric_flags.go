@@ -32,7 +32,7 @@ func addressFlags() []cli.Flag {
 		text("adrfam", "", "", "`FAMILY` of the address: ipv4, ipv6, or ib for an InfiniBand GID"),
 		text("host-traddr", "w", "", "`ADDRESS` of this machine to connect from"),
 		text("host-iface", "f", "", "`NAME` of the RDMA device or network interface to use"),
-		text("hostnqn", "q", "", "`NQN` of this host; default from /etc/nvme, or made from the machine's identity"),
+		text("hostnqn", "q", "", "`NQN` of this host; default from /etc/nvme, else from the machine's UUID, else one that is kept for you"),
 		text("hostid", "I", "", "`UUID` of this host; default as for the NQN"),
 		text("provider", "", "auto", "`NAME`: verbs (RDMA devices), iwarp (software, over TCP), or auto"),
 		text("tos", "T", "", "IP type of service, 0 to 255"),
@@ -50,10 +50,10 @@ func tuningFlags() []cli.Flag {
 		text("queue-size", "Q", "128", "`ENTRIES` of an I/O queue, 16 to 1024"),
 		text("keep-alive-tmo", "k", "5", "keep-alive timeout in `SECONDS`; 0 is none"),
 		text("reconnect-delay", "c", "10", "`SECONDS` between attempts to reconnect"),
-		text("ctrl-loss-tmo", "l", "600", "`SECONDS` after which a lost controller is given up; -1 is never"),
+		text("ctrl-loss-tmo", "l", "600", "`SECONDS` after which a lost controller is given up; 0 is at once, -1 is never"),
 		&cli.StringFlag{
 			Name: "fast_io_fail_tmo", Aliases: []string{"fast-io-fail-tmo", "F"}, DefaultText: "none",
-			Usage: "`SECONDS` after which I/O fails while the controller is lost",
+			Usage: "`SECONDS` after which I/O fails while the controller is lost; 0 is at once, -1 is none",
 		},
 		text("io-timeout", "", "30", "`SECONDS` that one command may take"),
 		text("pool-size", "", "64M", "`BYTES` of memory for data"),
@@ -62,8 +62,8 @@ func tuningFlags() []cli.Flag {
 	}
 }
 
-// fabricConfig reads addressFlags and, where the command has them, tuningFlags. port is used when none is given.
-// The provider is chosen later (see chooseProvider).
+// fabricConfig reads addressFlags and, where the command has them, tuningFlags. The port is 4420 when none is given. The
+// provider is chosen later (see chooseProvider).
 func fabricConfig(c *cli.Context) (*session.Config, error) {
 	if t := c.String("transport"); t != "" && t != "rdma" {
 		return nil, usagef("transport %q is not supported: only rdma is", t)
@@ -159,7 +159,7 @@ func tuning(c *cli.Context, s *session.Config) error {
 		secondsOption(c, "keep-alive-tmo", 0, (1<<32-1)*time.Millisecond, &s.KeepAlive), // KATO has 32 bits
 		secondsOption(c, "reconnect-delay", 10*time.Millisecond, day, &s.ReconnectDelay),
 		secondsOption(c, "ctrl-loss-tmo", -time.Second, year, &s.CtrlLoss),
-		secondsOption(c, "fast_io_fail_tmo", time.Millisecond, year, &s.FastIOFail),
+		secondsOption(c, "fast_io_fail_tmo", -time.Second, year, &s.FastIOFail),
 		secondsOption(c, "io-timeout", time.Millisecond, day, &s.IOTimeout),
 		secondsOption(c, "connect-timeout", time.Millisecond, time.Hour, &s.ConnectTimeout),
 		sizeOption(c, "pool-size", 4<<20, 1<<40, &s.PoolSize),
@@ -172,6 +172,12 @@ func tuning(c *cli.Context, s *session.Config) error {
 	}
 	if c.IsSet("ctrl-loss-tmo") && s.CtrlLoss == 0 {
 		s.CtrlLoss = 1 // give up at once
+	}
+	switch { // nvme-cli's words: to the host, 0 is none
+	case s.FastIOFail < 0:
+		s.FastIOFail = 0
+	case c.IsSet("fast_io_fail_tmo") && s.FastIOFail == 0:
+		s.FastIOFail = 1
 	}
 	return nil
 }

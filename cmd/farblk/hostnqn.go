@@ -11,9 +11,10 @@ import (
 
 func genHostNQNCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "gen-hostnqn",
-		Usage:       "make a new host NQN",
-		Description: "Put it into /etc/nvme/hostnqn, and the UUID at its end into /etc/nvme/hostid.",
+		Name:  "gen-hostnqn",
+		Usage: "make a new host NQN",
+		Description: "It is used once it is in /etc/nvme/hostnqn, and the UUID at its end in /etc/nvme/hostid. Until then connections use the one\n" +
+			"that 'farblk show-hostnqn' shows.",
 		Action: func(c *cli.Context) error {
 			if err := noArgs(c); err != nil {
 				return err

@@ -3,8 +3,11 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 
+	"farblk/host"
 	"farblk/host/nvme"
 )
 
@@ -34,5 +37,52 @@ func TestCaseH12IdentityFiles(t *testing.T) {
 	write("config.json", `[{"hostnqn":"`+nqn+`","hostid":"`+b+`"}]`)
 	if who, err := hostIdentity("", "", dir); err == nil {
 		t.Errorf("unrelated pair in config.json: %+v", who)
+	}
+}
+
+// An identity that was made up is kept, in the first folder that takes it, and is the same for every command.
+func TestKeptIdentity(t *testing.T) {
+	fresh := func() host.Identity {
+		id := host.RandomUUID()
+		return host.Identity{HostNQN: nvme.HostNQN(id), HostID: id, Source: "random", Random: true}
+	}
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file") // where there can be no folder
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dirs := []string{filepath.Join(file, "a"), filepath.Join(dir, "b"), filepath.Join(dir, "c")}
+	got := make([]host.Identity, 8)
+	var wg sync.WaitGroup
+	for i := range got {
+		wg.Go(func() { got[i] = keptIdentity(fresh(), dirs) })
+	}
+	wg.Wait()
+	for _, who := range got {
+		if who != got[0] || who.Random || who.Source != filepath.Join(dir, "b", "hostnqn") {
+			t.Errorf("%+v and %+v", who, got[0])
+		}
+	}
+	if who := keptIdentity(fresh(), dirs[1:]); who != got[0] {
+		t.Errorf("later: %+v", who)
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "*", "new-*")); err != nil || len(left) > 0 {
+		t.Error(left, err)
+	}
+	once := fresh()
+	if who := keptIdentity(once, dirs[:1]); who != once {
+		t.Errorf("nowhere to keep it: %+v", who)
+	}
+}
+
+// Where a user's identity is kept.
+func TestIdentityFolders(t *testing.T) {
+	t.Setenv("FARBLK_STATE_DIR", "/state")
+	t.Setenv("HOME", "/home/u")
+	for xdg, want := range map[string]string{"": "/home/u/.local/state/farblk", "relative": "/home/u/.local/state/farblk", "/x": "/x/farblk"} {
+		t.Setenv("XDG_STATE_HOME", xdg)
+		if got := identityFolders(); !slices.Equal(got, []string{want, "/state"}) {
+			t.Errorf("XDG_STATE_HOME=%s: %q", xdg, got)
+		}
 	}
 }

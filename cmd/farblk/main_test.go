@@ -47,6 +47,7 @@ func TestScript(t *testing.T) {
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("FARBLK_STATE_DIR", filepath.Join(e.WorkDir, "s"))
+			e.Setenv("XDG_STATE_HOME", filepath.Join(e.WorkDir, "home"))
 			e.Setenv("HOSTNQN", "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555")
 			e.Defer(func() { killSessions(filepath.Join(e.WorkDir, "s")) })
 			return nil

@@ -5,11 +5,17 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"farblk/cmd/internal/session"
 )
 
 // What makes no sense is answered with one line that says so and where to find help, exit status 1, and nothing done.
 func TestUsage(t *testing.T) {
 	t.Setenv("FARBLK_STATE_DIR", t.TempDir()+"/s")
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	const host = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555"
 	for _, c := range []struct{ args, want string }{
 		{"conect", `^farblk: unknown command "conect": try 'farblk --help'$`},
@@ -43,6 +49,7 @@ func TestUsage(t *testing.T) {
 		{"connect -a 127.0.0.1 -n nqn.a --io-timeout 4000000000", `io-timeout "4000000000" is not a number of seconds from 0.001 to 86400`},
 		{"connect -a 127.0.0.1 -n nqn.a --io-timeout 9999999h", `io-timeout "9999999h" is not .* from 0.001 to 86400`},
 		{"connect -a 127.0.0.1 -n nqn.a -l 1e999", `ctrl-loss-tmo "1e999" is not a number of seconds from -1 to 31536000`},
+		{"connect -a 127.0.0.1 -n nqn.a -F -2", `fast_io_fail_tmo "-2" is not a number of seconds from -1 to 31536000`},
 		{"connect -a 127.0.0.1 -n nqn.a -k 4294968", `keep-alive-tmo "4294968" is not`},
 		{"connect -a 127.0.0.1 -n nqn.a --pool-size 12Q", `pool-size "12Q" is not a size from 4 MiB to 1 TiB`},
 		{"connect -a 127.0.0.1 -n nqn.a --pool-size 4000000000G", `pool-size "4000000000G" is not a size from 4 MiB to 1 TiB`},
@@ -93,9 +100,27 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// nvme-cli's words for the times that are not times: 0 is at once, -1 is never. (The host's are others.)
+func TestAtOnceAndNever(t *testing.T) {
+	for args, want := range map[string][2]time.Duration{ // controller loss, fast I/O fail
+		"":                     {0, 0},
+		"-l=-1 -F=-1":          {-time.Second, 0},
+		"-l=0 -F=0":            {1, 1},
+		"-l=5 -F=2.5":          {5 * time.Second, 2500 * time.Millisecond},
+		"--fast-io-fail-tmo=0": {0, 1},
+	} {
+		var s session.Config
+		app := &cli.App{Flags: tuningFlags(), Action: func(c *cli.Context) error { return tuning(c, &s) }}
+		if err := app.Run(append([]string{"x"}, strings.Fields(args)...)); err != nil || s.CtrlLoss != want[0] || s.FastIOFail != want[1] {
+			t.Errorf("%s: controller loss %v, fast I/O fail %v, %v", args, s.CtrlLoss, s.FastIOFail, err)
+		}
+	}
+}
+
 // Commands that need no connection.
 func TestAlone(t *testing.T) {
 	t.Setenv("FARBLK_STATE_DIR", t.TempDir()+"/s")
+	t.Setenv("XDG_STATE_HOME", t.TempDir())
 	for _, c := range []struct{ args, want string }{
 		{"--help", `connect-all`},
 		{"connect --help", `keep-alive`},
