@@ -74,7 +74,7 @@ func (q *queue) retry() {
 // start begins a command. It returns false, having done nothing, if there is no
 // room for it until others have ended.
 func (q *queue) start(cmd *command) bool {
-	if !q.room(1) {
+	if !q.room(1) || q.dead != nil {
 		return false
 	}
 	c := q.capsule(cmd)

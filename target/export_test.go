@@ -29,13 +29,25 @@ func (g *SyncGate) sync() error {
 }
 
 func (g *SyncGate) writeAt(p []byte, off uint64) error {
-	if g.Writes.Load() {
-		g.Began <- struct{}{}
-		if err := <-g.End; err != nil {
-			return err
-		}
+	if err := g.write(); err != nil {
+		return err
 	}
 	return g.backend.writeAt(p, off)
+}
+
+func (g *SyncGate) zero(off, n uint64) error {
+	if err := g.write(); err != nil {
+		return err
+	}
+	return g.backend.zero(off, n)
+}
+
+func (g *SyncGate) write() error {
+	if !g.Writes.Load() {
+		return nil
+	}
+	g.Began <- struct{}{}
+	return <-g.End
 }
 
 func (g *SyncGate) close() error {

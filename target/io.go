@@ -157,7 +157,10 @@ func (q *queue) writeStatus(err error) nvme.StatusCode {
 
 // storeFailed turns a backend's error into a status.
 func (q *queue) storeFailed(err error, s nvme.StatusCode) nvme.StatusCode {
-	q.log.Error("backend failed", "err", err)
+	if !q.faulty { // once for all that follows: a full disk fails every write
+		q.faulty = true
+		q.log.Error("backend failed", "err", err)
+	}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return nvme.StatusCapacityExceeded.WithDNR()
 	}
@@ -193,7 +196,7 @@ func (q *queue) flushNamespaces(cmd *command, c *nvme.Command) bool {
 func (q *queue) writeZeroes(cmd *command, c *nvme.Command) bool {
 	off, n, s := q.locate(cmd, c, true)
 	if s == 0 {
-		s = q.writeStatus(cmd.view.store.zero(off, n))
+		s = q.zero(cmd.view, off, n)
 	}
 	q.reserved++
 	if s == 0 && c.FUA() {
@@ -202,6 +205,28 @@ func (q *queue) writeZeroes(cmd *command, c *nvme.Command) bool {
 		q.settle(cmd, s)
 	}
 	return true
+}
+
+// zeroStep is how many bytes are cleared before somebody else may have the queue's lock, to end it: one command can
+// ask for the whole namespace 256 times.
+const zeroStep = 64 << 20
+
+// zero clears a range. It stops in the midst of it when the queue is ended.
+func (q *queue) zero(v *nsView, off, n uint64) nvme.StatusCode {
+	for {
+		step := min(n, zeroStep)
+		if err := v.store.zero(off, step); err != nil {
+			return q.writeStatus(err)
+		}
+		if off, n = off+step, n-step; n == 0 {
+			return nvme.StatusSuccess
+		}
+		q.mu.Unlock()
+		q.mu.Lock()
+		if q.dead != nil {
+			return nvme.StatusInternalError // nobody hears it
+		}
+	}
 }
 
 func (q *queue) startDataset(cmd *command, c *nvme.Command) bool {
@@ -233,7 +258,7 @@ func (q *queue) deallocate(cmd *command, b []byte) {
 	}
 	for r := b; len(r) > 0 && s == 0; r = r[nvme.RangeSize:] {
 		if d, _ := nvme.ParseRange(r); d.Blocks > 0 {
-			s = q.writeStatus(v.store.zero(d.SLBA<<v.blockShift, uint64(d.Blocks)<<v.blockShift))
+			s = q.zero(v, d.SLBA<<v.blockShift, uint64(d.Blocks)<<v.blockShift)
 			q.stats.ranges.Add(1)
 		}
 	}

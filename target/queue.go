@@ -58,6 +58,7 @@ type queue struct {
 
 	sqhd, sqsize uint16
 	noFlow       bool // SQ flow control is off
+	faulty       bool // a backend's error was logged
 
 	views     []*nsView // by namespace ID
 	viewed    uint64    // Subsystem.changes that they stand for
@@ -207,6 +208,9 @@ func (q *queue) step() (int, error) {
 	for i := range q.comps[:n] {
 		if err := q.completed(&q.comps[i]); err != nil {
 			return 0, err
+		}
+		if q.dead != nil { // it was ended in the midst of a command
+			return 0, q.dead
 		}
 	}
 	q.retry()

@@ -22,7 +22,7 @@ func slowSyncs(t *testing.T) (*bed, *client, *target.SyncGate) {
 func slowHost(t *testing.T) (*bed, *host, *target.SyncGate) {
 	t.Helper()
 	b := newBed(t, target.Config{})
-	s := b.subsystem(target.NamespaceConfig{Size: 1 << 20, File: filepath.Join(t.TempDir(), "disk")})
+	s := b.subsystem(target.NamespaceConfig{Size: 1 << 30, File: filepath.Join(t.TempDir(), "disk")})
 	gate := s.GateSyncs(1)
 	return b, connectHost(t, b.addr, subNQN, 1, 32, 0), gate
 }
@@ -150,4 +150,34 @@ func TestResetWaitsForWrites(t *testing.T) {
 	}
 	gate.End <- nil
 	waitFor(t, "the reset", func() bool { return h.status() == 0 })
+}
+
+// TestResetStopsLongCommand: a command that clears the namespace again and again holds up no reset.
+func TestResetStopsLongCommand(t *testing.T) {
+	_, h, gate := slowHost(t)
+	gate.Writes.Store(true)
+	const ranges = 256
+	var all []byte
+	for range ranges {
+		all = nvme.Range{Blocks: 1 << 30 / 512}.Append(all)
+	}
+	var trim nvme.Command
+	trim.FillDatasetManagement(1, ranges)
+	trim.SetSGL(nvme.InCapsuleSGL(uint32(len(all))))
+	h.io[0].send(trim, all)
+	<-gate.Began
+	h.setCC(0)
+	steps := 0
+	for done := false; !done; {
+		select {
+		case <-gate.Began:
+			steps++
+		case gate.End <- nil:
+		default:
+			done = h.status() == 0
+		}
+	}
+	if steps >= ranges-1 {
+		t.Errorf("the reset took %d steps of %d ranges", steps, ranges)
+	}
 }
