@@ -94,6 +94,9 @@ func (e *nbdKernel) detach(ctx context.Context, n *host.Namespace, force bool) e
 	if errors.As(err, &busy) {
 		return &session.BusyError{Detail: busy.Error()}
 	}
+	if errors.Is(err, context.DeadlineExceeded) && !force {
+		return fmt.Errorf("%s has not made durable yet what was written to it: %w", a.Path, err)
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", a.Path, err)
 	}

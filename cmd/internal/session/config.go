@@ -8,12 +8,14 @@
 //	socket        control socket: HTTP and JSON, for the owner alone
 //	lock          locked (flock) as long as the process lives
 //
-// A folder whose lock is free belongs to a process that died; Sweep removes it and what its exports left.
+// A folder whose lock is free belongs to a process that died; Sweep removes it and what its exports left. Beside the
+// folders, crashes.json has the subsystems to which sessions that are gone may still write, and until when, and crash-*.log
+// are the logs of those that died.
 //
 // When a controller is given up for lost (the controller loss timeout has passed, or the target refuses it for
 // good), its exports stay and fail every request with EIO, and the session shows the state "dead", until it is
-// disconnected: a device that vanished under its users would be worse. SIGTERM and SIGINT disconnect in an
-// orderly way, even when an export is in use: whoever sends them will kill next.
+// disconnected: a device that vanished under its users would be worse. A disconnect without force ends nothing that
+// is in use or not finished. SIGTERM and SIGINT end it by force then, which the log says: whoever sends them will kill next.
 package session
 
 import (

@@ -68,6 +68,19 @@ func (d *StateDir) noteCrash(folder string) error {
 	return d.noteWrites(c, c.grace())
 }
 
+// noteFailedStart is noteCrash for a session that did not get to be ready: it may have been connected.
+func (d *StateDir) noteFailedStart(folder string) error {
+	if c, err := readConfig(folder); err != nil || c.Grace == 0 {
+		return nil
+	}
+	unlock, err := lockDir(d.Path, time.Second)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return d.noteCrash(folder)
+}
+
 // forgetCrashes removes the notes when none counts any more. The directory is locked.
 func (d *StateDir) forgetCrashes() {
 	if len(d.crashes(time.Now())) == 0 {

@@ -264,6 +264,38 @@ func TestTakeOverOutlivesAFailedStart(t *testing.T) {
 	}
 }
 
+// A session that fails to start leaves a note only if it had got as far as to be connected.
+func TestFailedStartIsNoted(t *testing.T) {
+	for grace, want := range map[time.Duration]bool{0: false, time.Minute: true} {
+		d, _ := stateDir(t, nil)
+		f := create(t, d, config(), false)
+		c := config()
+		c.Grace = grace
+		if err := errors.Join(writeJSON(f.file("config.json"), c), d.noteFailedStart(f.Path)); err != nil {
+			t.Error(err)
+		}
+		f.Remove()
+		next := config()
+		create(t, d, next, false).Remove()
+		if (next.HoldWrites > 0) != want {
+			t.Errorf("granted %v: writes are held for %v", grace, next.HoldWrites)
+		}
+	}
+}
+
+// How long a request waits for the next session, when one has died.
+func TestDeadTimeout(t *testing.T) {
+	for loss, want := range map[time.Duration]time.Duration{
+		0: 10 * time.Minute, -time.Second: 14 * 24 * time.Hour, 1: time.Second, time.Minute: time.Minute, 365 * 24 * time.Hour: 14 * 24 * time.Hour,
+	} {
+		c := config()
+		c.CtrlLoss = loss
+		if got := c.DeadTimeout(); got != want {
+			t.Errorf("controller loss %v: %v, want %v", loss, got, want)
+		}
+	}
+}
+
 func TestParseExport(t *testing.T) {
 	here, err := os.Getwd()
 	if err != nil {

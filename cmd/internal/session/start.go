@@ -106,7 +106,7 @@ func (f *Folder) reap(cmd *exec.Cmd) *os.ProcessState {
 	kill.Stop()
 	if _, err := os.Stat(f.Path); err == nil {
 		words := f.lastWords() // read before the log goes
-		if f.dir.removeLeftovers(f.Path, false) == nil {
+		if f.dir.removeLeftovers(f.Path, false) == nil && f.dir.noteFailedStart(f.Path) == nil {
 			if kept := f.dir.keepLog(f.Path); kept != "" && words != "" {
 				words += " (its log is " + kept + ")"
 			}
