@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"farblk/host/nvme"
 	"farblk/transport/verbs"
@@ -12,7 +13,7 @@ import (
 // serveConn answers one connection request and runs its queue to the end.
 func (t *Target) serveConn(p *port, conn verbs.Conn) {
 	log := t.log.With("port", p.id, "from", conn.RemoteAddr().String())
-	req, err := t.admit(conn)
+	req, silent, err := t.admit(conn)
 	if err != nil {
 		var reject *nvme.CMRejectError
 		if !errors.As(err, &reject) {
@@ -25,12 +26,15 @@ func (t *Target) serveConn(p *port, conn verbs.Conn) {
 		conn.Close()
 		return
 	}
-	defer t.vacate()
+	if silent != nil {
+		silent.kill(errors.New("no Connect command came, and another host needs the room"))
+	}
 	q, err := t.newQueue(p, conn, req)
 	if err != nil {
 		log.Error("no queue for a connection", "qid", req.QID, "err", err)
 		_ = conn.Reject(nvme.RejectNoResources.Append(nil))
 		conn.Close()
+		t.vacate()
 		return
 	}
 	q.log = log.With("qid", req.QID)
@@ -44,6 +48,9 @@ func (t *Target) serveConn(p *port, conn verbs.Conn) {
 	}
 	q.kill(err)
 	q.finish()
+	if !q.evicted.Load() { // else its room is another's
+		t.vacate()
+	}
 	if cause := q.cause(); cause != nil && !errors.Is(cause, errEnded) && !errors.Is(cause, ErrClosed) {
 		q.log.Warn("queue ended", "err", cause)
 	} else {
@@ -51,12 +58,16 @@ func (t *Target) serveConn(p *port, conn verbs.Conn) {
 	}
 }
 
+// patience is how long a queue without Connect keeps its room when others need it.
+const patience = time.Second
+
 // admit checks a connection request's private data (RDMA 3.5), and takes one
-// queue's room, which vacate gives back.
-func (t *Target) admit(conn verbs.Conn) (nvme.CMRequest, error) {
-	req, err := nvme.ParseCMRequest(conn.PrivateData())
+// queue's room, which vacate gives back. When there is none it is that of silent,
+// the queue that has kept us waiting longest, which must be ended first.
+func (t *Target) admit(conn verbs.Conn) (req nvme.CMRequest, silent *queue, err error) {
+	req, err = nvme.ParseCMRequest(conn.PrivateData())
 	if err != nil {
-		return req, err
+		return req, nil, err
 	}
 	depth := t.cfg.QueueDepth
 	if req.QID == 0 {
@@ -75,13 +86,28 @@ func (t *Target) admit(conn verbs.Conn) (nvme.CMRequest, error) {
 	case conn.PeerParams().ResponderResources == 0:
 		reason = nvme.RejectIRD
 	case t.admitted >= t.cfg.MaxQueues:
+		if silent = t.silent(); silent != nil {
+			silent.evicted.Store(true)
+			return req, silent, nil
+		}
 		reason = nvme.RejectNoResources
 	}
 	if reason != 0 {
-		return req, &nvme.CMRejectError{Reason: reason}
+		return req, nil, &nvme.CMRejectError{Reason: reason}
 	}
 	t.admitted++
-	return req, nil
+	return req, nil, nil
+}
+
+// silent returns the queue that has been without Connect longest, and for longer than patience; t.mu is held.
+func (t *Target) silent() (oldest *queue) {
+	for q := range t.queues {
+		if q.ctrl.Load() == nil && !q.evicted.Load() && time.Since(q.since) > patience &&
+			(oldest == nil || q.since.Before(oldest.since)) {
+			oldest = q
+		}
+	}
+	return oldest
 }
 
 func (t *Target) vacate() {

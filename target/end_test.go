@@ -89,16 +89,47 @@ func TestMaxQueuesAtOnce(t *testing.T) {
 			c, err := dial(t, b.addr, 0, 32)
 			var rej *verbs.RejectError
 			if err == nil {
-				got <- c
+				if _, err := c.connect(subNQN, hostNQN, nvme.AnyController, 0); err == nil {
+					got <- c
+				}
 			} else if !errors.As(err, &rej) || rej.PrivateData[2] != byte(nvme.RejectNoResources) {
 				t.Error(err)
 			}
 		})
 	}
 	all.Wait()
-	if len(got) != most {
+	if len(got) == 0 || len(got) > most {
 		t.Errorf("%d queues, of at most %d", len(got), most)
 	}
+}
+
+// TestSilentMakeRoom: connections without Connect keep no other host out.
+func TestSilentMakeRoom(t *testing.T) {
+	const most = 4
+	b := newBed(t, target.Config{MaxQueues: most, ConnectTimeout: 10 * limit})
+	b.subsystem()
+	for range most {
+		if _, err := dial(t, b.addr, 1, 32); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// They lose their room one by one, and no host that has connected does.
+	var h *client
+	for range most {
+		waitFor(t, "room", func() bool {
+			var err error
+			h, err = dial(t, b.addr, 0, 32)
+			return err == nil
+		})
+		if _, err := h.connect(subNQN, hostNQN, nvme.AnyController, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := dial(t, b.addr, 0, 32); err == nil {
+		t.Error("more queues than there may be")
+	}
+	h.close()
+	waitFor(t, "room again", func() bool { return b.target.Admitted() == most-1 })
 }
 
 // TestTwoConnects: of two Connects under way at once on a queue the first counts.

@@ -54,3 +54,10 @@ func (g *SyncGate) close() error {
 	close(g.Closed)
 	return g.backend.close()
 }
+
+// Admitted returns how many queues have room taken.
+func (t *Target) Admitted() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.admitted
+}

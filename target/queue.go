@@ -23,11 +23,13 @@ type queue struct {
 	qid    uint16
 	depth  int // receives, and so commands, at most
 	stride int // bytes of a receive slot: command and in-capsule data
+	since  time.Time
 
 	// subsystem and ctrl are set by Connect; others read them.
 	subsystem atomic.Pointer[Subsystem]
 	ctrl      atomic.Pointer[controller]
 	stats     counters
+	evicted   atomic.Bool // its room is another's
 
 	mu       sync.Mutex // guards all below
 	qp       verbs.QP
@@ -83,7 +85,7 @@ const (
 func (t *Target) newQueue(p *port, conn verbs.Conn, req nvme.CMRequest) (q *queue, err error) {
 	dev := conn.Device()
 	q = &queue{
-		t: t, port: p, conn: conn, qid: req.QID, log: t.log,
+		t: t, port: p, conn: conn, qid: req.QID, log: t.log, since: time.Now(),
 		depth:    int(req.SQSize) + 1,
 		sqsize:   req.SQSize,
 		stride:   nvme.CommandSize,
