@@ -79,7 +79,9 @@ func (q *queue) letGo() {
 	s := q.subsystem.Load()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	q.holdsGone = false
+	if q.holdsGone = s.changes.Load() != q.viewed; q.holdsGone {
+		return // a view of what was removed only now may still be there
+	}
 	for n, h := range q.held {
 		if !n.removed {
 			continue
