@@ -50,7 +50,8 @@ type Config struct {
 	// IOQueues is the most I/O queues that one controller grants; 0 means 16.
 	IOQueues int
 	// MaxQueues is the most queues of all controllers together. A connection
-	// past it is rejected for want of resources. 0 means 1024.
+	// past it is rejected for want of resources, unless one has been without its
+	// Connect command for a second, which then is dropped. 0 means 1024.
 	MaxQueues int
 	// InCapsule is the bytes of data that an I/O command capsule has room for,
 	// a multiple of 16; 0 means 8192, below 0 none.
