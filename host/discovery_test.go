@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -71,6 +72,35 @@ func TestCaseH17ReferralLoop(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Referrals that go on and on, each to somewhere new, and ever more of them.
+func TestCaseH17ReferralsWithoutEnd(t *testing.T) {
+	for name, x := range map[string]struct{ referrals, want int }{"chain": {1, 1 + maxReferralDepth}, "tree": {40, maxDiscoveries}} {
+		t.Run(name, func(t *testing.T) {
+			inTime(t, func(t *testing.T) {
+				asked := 0
+				var dial dialFunc = func(ctx context.Context, addr transport.Address, mem []byte) (transport.Association, error) {
+					var entries []nvme.DiscoveryEntry
+					for range x.referrals {
+						asked++
+						entries = append(entries, entry(nvme.SubsystemReferral, fmt.Sprintf("10.1.%d.%d", asked/256, asked%256), "4420", nvme.DiscoveryNQN))
+					}
+					return fakeDialer{discoveryTarget(discoveryLog(1, uint64(len(entries)), entries...))}.Dial(ctx, addr, mem)
+				}
+				logs, err := Discover(bg, discoverConfig(dial))
+				if err != nil || len(logs) != x.want {
+					t.Error(len(logs), "controllers were asked,", err)
+				}
+			})
+		})
+	}
+}
+
+type dialFunc func(ctx context.Context, addr transport.Address, mem []byte) (transport.Association, error)
+
+func (f dialFunc) Dial(ctx context.Context, addr transport.Address, mem []byte) (transport.Association, error) {
+	return f(ctx, addr, mem)
 }
 
 func TestCaseH18HugeDiscoveryLog(t *testing.T) {

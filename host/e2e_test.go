@@ -397,6 +397,31 @@ func TestCaseE10FlushEndToEnd(t *testing.T) {
 	}
 }
 
+// No size or block number is cut to 32 bits on the way.
+func TestCaseE13EndToEnd(t *testing.T) {
+	const size = 10 << 40
+	b := newBed(t, target.Config{}, target.NamespaceConfig{Size: size})
+	n := dial(t, b.config()).Namespaces()[0]
+	if got := n.Info().Size; got != size {
+		t.Fatal("size", got)
+	}
+	buf := buffer(t, n, 4096)
+	at := func(op blockdev.Op, off int64) {
+		t.Helper()
+		if err := run(t, n, &blockdev.Request{Op: op, Off: off, Data: buf}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, off := range []int64{size - 4096, (size - 4096) % (1 << 41), (size - 4096) % (1 << 32)} { // 2^32 blocks, or bytes, apart
+		copy(buf, bytes.Repeat([]byte{byte(i + 1)}, len(buf)))
+		at(blockdev.Write, off)
+	}
+	at(blockdev.Read, size-4096)
+	if !bytes.Equal(buf, bytes.Repeat([]byte{1}, len(buf))) {
+		t.Error("the last block holds", buf[0])
+	}
+}
+
 // A connection with nothing to do leaves the processor alone, here with its target in the same process.
 func TestCaseE16Idle(t *testing.T) {
 	b := newBed(t, target.Config{}, target.NamespaceConfig{Size: 1 << 20})

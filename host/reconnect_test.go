@@ -204,15 +204,26 @@ func TestCaseH21ShutdownOfADeadTarget(t *testing.T) {
 }
 
 func TestCaseH24NamespaceSwapped(t *testing.T) {
-	for name, swap := range map[string]func(n *fakeNamespace){
-		"nguid":      func(n *fakeNamespace) { n.ids.NGUID[5]++ },
-		"uuid":       func(n *fakeNamespace) { n.ids.UUID[5]++ },
-		"no ids":     func(n *fakeNamespace) { n.ids = nvme.NamespaceIDs{} },
-		"block size": func(n *fakeNamespace) { n.id.LBAF[0].LBADS, n.id.NSZE = 12, n.id.NSZE/8 },
+	only := func(ids nvme.NamespaceIDs) func(*fakeNamespace) { return func(n *fakeNamespace) { n.ids = ids } }
+	for name, x := range map[string]struct {
+		before func(n *fakeNamespace) // or nil
+		swap   func(ft *fakeTarget, n *fakeNamespace)
+	}{
+		"nguid":      {nil, func(_ *fakeTarget, n *fakeNamespace) { n.ids.NGUID[5]++ }},
+		"uuid":       {nil, func(_ *fakeTarget, n *fakeNamespace) { n.ids.UUID[5]++ }},
+		"eui64":      {only(nvme.NamespaceIDs{EUI64: nvme.EUI64{7}}), func(_ *fakeTarget, n *fakeNamespace) { n.ids.EUI64[5]++ }},
+		"ids gone":   {nil, func(_ *fakeTarget, n *fakeNamespace) { n.ids = nvme.NamespaceIDs{} }},
+		"block size": {nil, func(_ *fakeTarget, n *fakeNamespace) { n.id.LBAF[0].LBADS, n.id.NSZE = 12, n.id.NSZE/8 }},
+		// without an identifier, how it looks must do
+		"size":   {only(nvme.NamespaceIDs{}), func(_ *fakeTarget, n *fakeNamespace) { n.id.NSZE /= 2 }},
+		"serial": {only(nvme.NamespaceIDs{}), func(ft *fakeTarget, _ *fakeNamespace) { ft.id.SN += "2" }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inTime(t, func(t *testing.T) {
 				ft := newFakeTarget(1<<20, 1<<20)
+				if x.before != nil {
+					x.before(ft.spaces[1])
+				}
 				var events []string
 				cfg := testConfig(ft)
 				cfg.OnEvent = func(e Event) {
@@ -226,7 +237,7 @@ func TestCaseH24NamespaceSwapped(t *testing.T) {
 				ft.once(func(q *fakeQueue, r *transport.Request) bool { return isIO(q, r) })
 				lost := start(n, blockdev.Write, 0, b)
 				synctest.Wait()
-				ft.change(func() { swap(ft.spaces[1]) })
+				ft.change(func() { x.swap(ft, ft.spaces[1]) })
 				ft.cut()
 				synctest.Wait()
 				waits := start(n, blockdev.Write, 4096, b)

@@ -130,6 +130,26 @@ func TestCaseE14PartsOfBlocks(t *testing.T) {
 	}
 }
 
+// TestCaseE13Size: no size or offset is cut to 32 bits, of bytes or of blocks.
+func TestCaseE13Size(t *testing.T) {
+	const size = 10 << 40
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": memory(t, blockdev.MemoryConfig{Size: size})}})
+	fd := open(t, m.File("n1"), unix.O_RDWR|unix.O_DIRECT)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Size != size {
+		t.Errorf("size %d, %v", st.Size, err)
+	}
+	for i, off := range []int64{size - 4096, (size - 4096) % (1 << 41), (size - 4096) % (1 << 32)} {
+		if _, err := unix.Pwrite(fd, bytes.Repeat([]byte{byte(i + 1)}, 4096), off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := make([]byte, 4096)
+	if _, err := unix.Pread(fd, b, size-4096); err != nil || b[0] != 1 || b[4095] != 1 {
+		t.Errorf("the last block holds %d, %v", b[0], err)
+	}
+}
+
 func TestAttributes(t *testing.T) {
 	d := memory(t, blockdev.MemoryConfig{Size: 8 << 20, BlockSize: 4096})
 	ro := memory(t, blockdev.MemoryConfig{Size: 1 << 20, ReadOnly: true})

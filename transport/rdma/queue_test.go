@@ -50,12 +50,13 @@ func TestCaseH01StaleIsTriedAgain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		begin := time.Now()
 		q, err := a.OpenQueue(context.Background(), transport.QueueParams{Depth: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := len(f.conns); n != 3 {
-			t.Errorf("%d connections were tried, want a fresh one each of 3 times", n)
+		if n, d := len(f.conns), time.Since(begin); n != 3 || d != 3*staleDelay {
+			t.Errorf("%d connections were tried in %v, want a fresh one each of 3 times, and time between", n, d)
 		}
 		_ = q.Close()
 		f.refuse = []error{stale, stale, stale, stale, stale, stale, stale}
