@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forcedSync is how long a forced Detach tries to save what was written.
+// forcedSync is how long a forced Detach tries to save what was written; but for half of the time that it has, since
+// the sync of a device that hangs ends only when the kernel has let go of it.
 const forcedSync = 2 * time.Second
 
 // openerPatience is how long short visitors, such as udev's probes, may keep a device open before they count.
@@ -20,7 +21,8 @@ const openerPatience = time.Second
 // Detach takes the device from the kernel: what was written is made durable first; if somebody uses the
 // device it is an error (*BusyError) and nothing happens. With force neither matters: requests under way fail,
 // and what was not written is lost. It returns when the device is gone, or (force) when those who have it open
-// keep the kernel from forgetting it. A second call is no error.
+// keep the kernel from forgetting it. When ctx ends first that is an error, and requests that the device does not answer
+// may still be under way. A second call is no error.
 func (a *Attachment) Detach(ctx context.Context, force bool) error {
 	a.detaching.Lock()
 	defer a.detaching.Unlock()
@@ -34,13 +36,17 @@ func (a *Attachment) Detach(ctx context.Context, force bool) error {
 		a.unwatch()
 	}
 	close(a.stop)
-	err := a.srv.Close()
-	done := make(chan struct{})
-	go func() { a.running.Wait(); close(done) }()
+	done := make(chan error, 1)
+	go func() { // requests that the device does not answer keep it from ending
+		err := a.srv.Close()
+		a.running.Wait()
+		done <- err
+	}()
+	var err error
 	select {
-	case <-done:
+	case err = <-done:
 	case <-ctx.Done():
-		err = errors.Join(err, ctx.Err())
+		err = ctx.Err()
 	}
 	err = errors.Join(err, waitGone(ctx, a.Index, force))
 	if a.lock != nil {
@@ -85,7 +91,11 @@ func (a *Attachment) disconnect(ctx context.Context, force bool) error {
 // partitions. With force it only tries.
 func syncDevice(ctx context.Context, f *os.File, index int, force bool) error {
 	if force {
-		c, cancel := context.WithTimeout(ctx, forcedSync)
+		limit := forcedSync
+		if end, ok := ctx.Deadline(); ok {
+			limit = min(limit, time.Until(end)/2)
+		}
+		c, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		ctx = c
 	}

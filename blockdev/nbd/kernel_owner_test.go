@@ -144,6 +144,17 @@ func writes(t *testing.T, index int) (n int64) {
 	return n
 }
 
+// inFlight counts the requests that a device has not answered.
+func inFlight(t *testing.T, index int) (n int) {
+	b, err := os.ReadFile(sysPath(index, "inflight"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reads, writes int
+	_, _ = fmt.Sscan(string(b), &reads, &writes)
+	return reads + writes
+}
+
 // awaitWrites waits until a device has completed n writes more, and says whether it did before ctx ended.
 func awaitWrites(t *testing.T, ctx context.Context, index int, n int64) bool {
 	t.Helper()
@@ -189,7 +200,7 @@ func TestCaseE17Stale(t *testing.T) {
 	}
 }
 
-// TestCaseE02Stop stops and continues the owner of a device under load.
+// TestCaseE02Stop stops and continues the owner of a device in the midst of requests.
 func TestCaseE02Stop(t *testing.T) {
 	ctx := needKernel(t)
 	o := startOwner(t, filepath.Join(t.TempDir(), "data"))
@@ -207,6 +218,13 @@ func TestCaseE02Stop(t *testing.T) {
 			t.Fatal("fio does not write")
 		}
 		_ = o.Process.Signal(syscall.SIGSTOP)
+		awaitState(t, ctx, o.Process.Pid, "T")
+		for inFlight(t, o.index) == 0 { // requests that only come to the stopped process count, too
+			if ctx.Err() != nil {
+				t.Fatal("the stop meets no request")
+			}
+			time.Sleep(time.Millisecond)
+		}
 		time.Sleep(50 * time.Millisecond) // the stop itself
 		_ = o.Process.Signal(syscall.SIGCONT)
 	}
