@@ -18,7 +18,7 @@ vm_kernel_fits() { # RELEASE
   local driver
   [[ -n $(vm_kernel_image "$1") ]] || return 1
   [[ $(printf '%s\n6.1\n' "$1" | sort -V | head -n 1) == 6.1 ]] || return 1
-  for driver in nvmet-rdma nvme-rdma rdma_rxe nbd null_blk 9p overlay; do
+  for driver in nvmet-rdma nvme-rdma rdma_rxe nbd null_blk dm-delay 9p overlay; do
     vm_kernel_has "$1" "$driver" || return 1
   done
   vm_kernel_has "$1" siw || [[ -n $(vm_siw_source "$1") && -e /lib/modules/$1/build ]]

@@ -103,6 +103,17 @@ growable() {
 }
 grow() { truncate -s "$2M" "$(losetup -n -O BACK-FILE "$1")" && losetup -c "$1"; }
 
+# mapped NAME DEVICE [MS]: a device over all of DEVICE, the second half of which takes MS longer for each request. Prints
+# it. After "dmsetup suspend NAME" its requests have no end until "dmsetup resume NAME".
+mapped() {
+  local sectors half
+  sectors=$(blockdev --getsz "$2") half=$((sectors / 2))
+  modprobe dm-mod && modprobe dm-delay || return
+  DM_DISABLE_UDEV=1 dmsetup create "$1" <<<"0 $half linear $2 0
+$half $half delay $2 $half ${3:-0}" || return
+  echo "/dev/mapper/$1"
+}
+
 checksum() { sha256sum <"$1" | cut -d' ' -f1; } # of a whole device or file
 
 # --- the target ------------------------------------------------------------------------------------------------
@@ -180,6 +191,7 @@ teardown() {
   done
   rmdir "$nvmet"/hosts/* 2>/dev/null
   losetup -D 2>/dev/null
+  [[ ! -d /dev/mapper ]] || DM_DISABLE_UDEV=1 dmsetup remove_all
   for f in /sys/kernel/config/nullb/*/; do [[ -d $f ]] && echo 0 >"$f/power" && rmdir "$f"; done
   unlink_links
 }
@@ -211,6 +223,7 @@ kernel_device() { # NSID: the kernel initiator's block device of that namespace
   return 1
 }
 qps() { rdma resource show qp 2>/dev/null | grep -c ' pid '; } # queue pairs that processes hold; the kernel's have none
+state_of() { awk '{print $3}' "/proc/$1/stat"; } # PID: one letter; D is uninterruptible sleep
 sessions() { # the processes that hold farblk's connections
   local p arguments
   for p in /proc/[0-9]*; do

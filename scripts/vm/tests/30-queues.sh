@@ -7,11 +7,26 @@
 . "${BASH_SOURCE[0]%/*}/../farblk.sh"
 
 one_disk
+slow=nqn.2024-01.org.example:half-slow
+d=$(disk disk2 16) || bail "a disk"
+d=$(mapped half "$d" 5) || bail "a device half of which is slow"
+must subsystem "$slow" "$d"
+for id in 1 2; do must ln -s "$nvmet/subsystems/$slow" "$nvmet/ports/$id/subsystems/"; done
 mkdir -p "$scratch/mnt"
 counters() { farblk list -v -o json | jq -e ".connections[0].counters.queues | map($1) | add"; } # JQ_FIELD: their sum
 socket=$scratch/q.sock
 uri="nbd+unix:///?socket=$socket"
 sectors() { awk -v b="$1" 'match($0, /len=[0-9]+/) {if (substr($0, RSTART + 4, RLENGTH - 4) + 1 > b) n++} END {print n + 0}' "$tracing/trace"; }
+# overtaken: how many commands of queue 1 the target answered after one that had come later.
+overtaken() {
+  awk '/ qid=1,/ && match($0, /cmdid=[0-9]+/) {
+      id = substr($0, RSTART + 6, RLENGTH - 6)
+      if (/nvmet_req_init:/) came[id] = ++n
+      else if (came[id] < last) late++
+      else last = came[id]
+    } END {print late + 0}' "$tracing/trace"
+}
+ticks() { awk '{print $14 + $15}' "/proc/$1/stat"; } # PID: hundredths of a second of processor time so far
 
 for link in rxe siw; do
   connected "$link" -a "${address[$link]}" -n "$nqn" -i 4 -Q 128 --export nbd --export "nbd-unix=$socket"
@@ -64,5 +79,22 @@ for link in rxe siw; do
   at_least "$link: its Flush or FUA reaches the target" 1 "$(trace_count 'nvme_cmd_flush|nvme_cmd_write,.*ctrl=0x4000')"
   trace_off
   attempt "$link: umount" umount "$scratch/mnt"
+
+  before=$(ticks "$(sessions)")
+  sleep 1 # what is measured
+  spent=$(($(ticks "$(sessions)") - before))
+  if ((spent < 25)); then ok "$link: idle, it leaves the processor alone (E16): $spent ms x 10"; else fail "$link: idle, it burns the processor (E16)" "$spent hundredths of a second"; fi
   disconnected "$link"
+
+  # answers in another order than the commands'
+  connected "$link" -a "${address[$link]}" -n "$slow" -i 1 --export nbd
+  device=$(export_of nbd) || bail "no device"
+  echo 1 >"$tracing/events/nvmet/nvmet_req_complete/enable"
+  trace_on
+  attempt "$link: fio at depth 8, verified, half of the device is slow (H37)" fio --name=h37 --filename="$device" --direct=1 --ioengine=libaio \
+    --rw=randwrite --bssplit=4k/60:512/20:32k/20 --iodepth=8 --size=16m --io_size=4m --verify=crc32c --verify_fatal=1 --verify_state_save=0 --minimal --output="$scratch/fio.out"
+  trace_off
+  echo 0 >"$tracing/events/nvmet/nvmet_req_complete/enable"
+  at_least "$link: commands answered after later ones" 300 "$(overtaken)"
+  disconnected "$link" "$slow"
 done

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # needs: bin/farblk
 # Disconnect takes under 5 s and leaves nothing; it refuses while a device is open, says who holds it, and can be
-# forced. A connection whose process was killed is cleared away.
+# forced, also when the target hangs. A connection whose process was killed is cleared away.
 # shellcheck source=scripts/vm/farblk.sh
 . "${BASH_SOURCE[0]%/*}/../farblk.sh"
 
@@ -51,6 +51,41 @@ for link in rxe siw; do
   attempt "$link: disconnect --force" farblk disconnect --force -n "$nqn"
   release
   attempt "$link: nothing left" wait_for_nothing
+done
+
+# The target answers no I/O, and processes wait for it. Keep-alives go on.
+hung=nqn.2024-01.org.example:hung
+d=$(disk disk2 16) || bail "a disk"
+d=$(mapped hung "$d") || bail "a device that can hang"
+must subsystem "$hung" "$d"
+for id in 1 2; do must ln -s "$nvmet/subsystems/$hung" "$nvmet/ports/$id/subsystems/"; done
+waits() { [[ $(state_of "$1") == D ]]; } # PID
+gone() { ! kill -0 "$1"; }               # PID
+for link in rxe siw; do
+  connected "$link, hung" -a "${address[$link]}" -n "$hung" --export nbd
+  device=$(export_of nbd)
+  must dmsetup suspend --nolockfs hung
+  dd if="$device" of=/dev/null bs=4k count=1 iflag=direct status=none 2>/dev/null &
+  reader=$!
+  dd if=/dev/zero of="$device" bs=4k count=1 seek=100 conv=fsync status=none 2>/dev/null &
+  writer=$!
+  for p in "$reader" "$writer"; do wait_for 5 waits "$p" || fail "$link, hung: process $p waits"; done
+  refuses 'in use|open' farblk disconnect -n "$hung"
+  begin=$(date +%s%3N)
+  attempt "$link, hung: disconnect --force (H23)" farblk disconnect -n "$hung" --force
+  took=$(($(date +%s%3N) - begin))
+  if ((took < 5000)); then ok "$link, hung: it took $took ms"; else fail "$link, hung: it took $took ms"; fi
+  for p in "$reader" "$writer"; do
+    if ! wait_for 2 gone "$p"; then
+      fail "$link, hung: process $p still waits, in state $(state_of "$p")"
+    elif wait "$p"; then
+      fail "$link, hung: process $p saw no error"
+    else
+      ok "$link, hung: a process that waited got an error"
+    fi
+  done
+  attempt "$link, hung: nothing left" wait_for_nothing
+  must dmsetup resume hung
 done
 
 connected "killed" -a "${address[siw]}" -n "$nqn" --export nbd --export "fuse=$scratch/files"

@@ -2,7 +2,7 @@
 # needs: bin/farblk
 # A connection's process is killed while its block device is in use: I/O waits, list says so, connecting again in the
 # same way goes on, and nothing that was written is lost. One that nobody takes over can be cleared away by force.
-# When the target does not come back, I/O ends in errors.
+# Nothing is lost either when the process is stopped for a while. When the target does not come back, I/O ends in errors.
 # shellcheck source=scripts/vm/farblk.sh
 . "${BASH_SOURCE[0]%/*}/../farblk.sh"
 
@@ -29,6 +29,25 @@ for link in rxe siw; do
   attempt "$link: the device is well" dd if="$device" of=/dev/null bs=1M count=8 iflag=direct status=none
   disconnected "$link"
 done
+
+# stopped in the midst of requests, for longer than the target waits for a sign of life
+connected "stopped" -a "${address[siw]}" -n "$nqn" --keep-alive-tmo 1 --export nbd
+device=$(export_of nbd) || bail "no device"
+in_flight() { [[ $(tr -d ' 0\n' <"/sys/block/${1#/dev/}/inflight") ]]; } # DEVICE
+before=$(written "$device")
+fio --name=v --filename="$device" --direct=1 --ioengine=libaio --rw=randwrite --bs=4k --iodepth=8 --size=8m \
+  --rate_iops=1000 --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_state_save=0 --minimal --output="$scratch/fio.out" &
+fio=$!
+wait_for 20 writing "$device" "$before" || fail "stopped: fio writes"
+process=$(sessions)
+kill -STOP "$process"
+attempt "stopped: requests wait for it" wait_for 5 in_flight "$device"
+sleep 3 # the stop itself
+attempt "stopped: they still do" in_flight "$device"
+kill -CONT "$process"
+if wait "$fio"; then ok "stopped: fio saw no error, and its data are right (E02)"; else fail "stopped: fio saw no error" "$(cat "$scratch/fio.out")"; fi
+at_least "stopped: connections that the target had given up" 1 "$(farblk list -v -o json | jq '.connections[0].counters.resets')"
+disconnected "stopped"
 
 connected "given up" -a "${address[siw]}" -n "$nqn" --export nbd
 device=$(export_of nbd)
