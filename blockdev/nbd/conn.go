@@ -20,10 +20,13 @@ import (
 const (
 	receiveSize = 64 << 10 // of the receive buffer; longer payloads go straight into leases
 	// deviceSpin and clientSpin are how long a connection waits by polling, for the device's completions and for
-	// the client's next request. A wake-up costs either side a switch of threads.
+	// the client's next request, if it has looked spinLooks times by then. A wake-up costs either side a switch of
+	// threads; where looks take long, because others use the processor or all is slow, it costs more, too. Counting
+	// looks matters there: under emulation on two processors 512 gave 15 % more IOPS at depth 32 than 64 did,
+	// because the processors were idle for an eighth of the time instead of a quarter.
 	deviceSpin = time.Millisecond
 	clientSpin = 500 * time.Microsecond
-	spinLooks  = 64
+	spinLooks  = 512
 )
 
 // spinners is how many connections may wait by polling at one time.

@@ -104,7 +104,8 @@ func (in *receiver) receive(f func(fd uintptr) bool) (int, error) {
 	return in.n, nil
 }
 
-// read is one read into the part that is being filled and the buffer behind it.
+// read is one read into the part that is being filled and the buffer behind it. It does not block, so the Go
+// scheduler need not know: a processor that it thought stuck in the call would be given to another thread.
 func (in *receiver) read(fd uintptr) {
 	v := in.vectors[:0]
 	if in.fill != nil {
@@ -114,7 +115,7 @@ func (in *receiver) read(fd uintptr) {
 	b := in.buf[in.end:]
 	v = append(v, unix.Iovec{Base: unsafe.SliceData(b), Len: uint64(len(b))})
 	for {
-		n, _, errno := unix.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
+		n, _, errno := unix.RawSyscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
 		switch errno {
 		case 0:
 			in.n, in.err = int(n), nil

@@ -274,12 +274,12 @@ func (s *sender) vector(b []byte) {
 	s.vectors = append(s.vectors, unix.Iovec{Base: unsafe.SliceData(b), Len: uint64(len(b))})
 }
 
-// write sends until all is sent, the socket takes no more (again), or it fails (err).
+// write sends until all is sent, the socket takes no more (again), or it fails (err). Like read it does not block.
 func (s *sender) write(fd uintptr) {
 	s.again = false
 	for s.first < len(s.vectors) {
 		v := s.vectors[s.first:]
-		n, _, errno := unix.Syscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
+		n, _, errno := unix.RawSyscall(unix.SYS_WRITEV, fd, uintptr(unsafe.Pointer(&v[0])), uintptr(len(v)))
 		runtime.KeepAlive(s.headers)
 		switch errno {
 		case 0:
