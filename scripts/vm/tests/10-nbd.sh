@@ -18,7 +18,13 @@ device=$(export_of nbd) || bail "$name: no device"
 process=$(sessions)
 is "$name: the out-of-memory killer passes the process by" -1000 "$(cat "/proc/$process/oom_score_adj")"
 at_least "$name: kB of its memory are locked" 1024 "$(awk '/^VmLck:/ {print $2}' "/proc/$process/status")"
-attempt "$name: it is an I/O flusher" bash -c "! grep 'not an I/O flusher' /run/farblk/*/log"
+no_flusher() { # PID: its threads without PF_MEMALLOC_NOIO, which PR_SET_IO_FLUSHER sets
+  local f field
+  for f in "/proc/$1"/task/*/stat; do
+    read -r -a field <"$f" && ((field[8] & 0x80000)) || echo "$f"
+  done
+}
+is "$name: all of its threads are I/O flushers" "" "$(no_flusher "$process")"
 groups=$scratch/groups mnt=$scratch/mnt
 mkdir -p "$groups" "$mnt"
 must mount -t cgroup2 none "$groups"

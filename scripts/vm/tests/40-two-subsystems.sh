@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # needs: bin/farblk
 # Two subsystems at once, one with three namespaces, one of these with 4096-byte blocks: all are listed, and
-# disconnecting one leaves the other alone. The ANA log of the first.
+# disconnecting one leaves the other alone. Namespaces that grow, come and go. The ANA log of the first.
 # shellcheck source=scripts/vm/farblk.sh
 . "${BASH_SOURCE[0]%/*}/../farblk.sh"
 
@@ -9,12 +9,17 @@ one_disk
 other=nqn.2024-01.org.example:three
 a=$(disk a 16) || bail "a disk"
 b=$(disk b 32 4096) || bail "a disk with 4096-byte blocks"
-c=$(disk c 16) || bail "a disk"
+c=$(growable c 16) || bail "a disk that grows"
+e=$(disk e 16) || bail "a disk"
 must subsystem -s SERIAL2 "$other" "$a" "$b" "$c"
 for id in 1 2; do must ln -s "$nvmet/subsystems/$other" "$nvmet/ports/$id/subsystems/"; done
 
 written() { awk '{print $5}' "/sys/block/${1#/dev/}/stat"; } # DEVICE: write requests so far
 groups() { farblk ana-log -o json "$first" | jq -c '[.ngrps, ."ANA groups"[0].state, ."ANA groups"[0].NSIDS]'; }
+exports() { farblk list -o json | jq -r --argjson n "$1" '.devices[] | select(.NameSpace == $n) | .DevicePath'; } # NSID: its device
+has_size() { [[ $(blockdev --getsize64 "$1") == "$2" ]]; }                                                      # DEVICE BYTES
+usable() { dd if="$(exports "$1")" of=/dev/null bs=4k count=1 iflag=direct status=none; }                           # NSID
+not_exported() { [[ -z $(exports "$1") ]]; }                                                                        # NSID
 writing() { (($(written "$1") > $2 + 20)); }
 
 port=0
@@ -42,7 +47,18 @@ for link in rxe siw; do
   is "$link: ana-log of two groups" '[2,"non-optimized",[1]]' "$(groups)"
   rmdir "$ana/2"
   smallest=4k fio_verify "$link, 4096-byte blocks" "$big" --numjobs=2
-  attempt "$link: mkfs on 4096-byte blocks (E14)" mkfs.ext4 -q -F "$big"
+  file_system "$link, 4096-byte blocks (E14)" "$big"
+
+  third=$(export_of nbd 3) size=$(($(blockdev --getsize64 "$c") + (8 << 20)))
+  must grow "$c" $((size >> 20))
+  must namespace_resized "$other" 3
+  attempt "$link: a namespace grows, and so does its device (H34)" wait_for 5 has_size "$third" $size
+  must namespace "$other" 4 "$e"
+  attempt "$link: a namespace is added, and has a device (H34)" wait_for 5 usable 4
+  fourth=$(exports 4)
+  must namespace_gone "$other" 4
+  attempt "$link: it is gone, and so is its device" wait_for 5 not_exported 4
+  attempt "$link: the kernel has forgotten it" wait_for 5 has_size "$fourth" 0
 
   fio --name=steady --filename="$first" --direct=1 --ioengine=libaio --rw=randwrite --bs=4k --iodepth=8 --size=8m \
     --time_based --runtime=8 --verify=crc32c --verify_state_save=0 --minimal --output="$scratch/steady" 2>"$scratch/steady.err" &
