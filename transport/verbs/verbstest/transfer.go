@@ -3,6 +3,7 @@ package verbstest
 import (
 	"bytes"
 	"testing"
+	"time"
 
 	"farblk/transport/verbs"
 )
@@ -189,6 +190,27 @@ func testReadsAtOnce(t *testing.T, p verbs.Provider, o Options) {
 		}
 		if !bytes.Equal(cl.mem[:count*n], sv.mem[:count*n]) {
 			t.Errorf("%d reads at once: data differs", count)
+		}
+	}
+}
+
+// testLateReceive sends to a queue that has no receive for it yet: the sender tries again soon after there is one
+// (RNR NAK, IBA 9.7.5.2.8). iWARP knows no such thing, and ends the connection.
+func testLateReceive(t *testing.T, p verbs.Provider, o Options) {
+	cl, sv := connect(t, p, o, shape{})
+	if cl.conn.Device().Link == verbs.LinkIWARP {
+		return
+	}
+	for i := range 3 {
+		fill(cl.mem[:64], i)
+		cl.post(cl.send(0, 64))
+		time.Sleep(5 * time.Millisecond) // it is refused meanwhile; nothing tells when
+		begin := time.Now()
+		sv.recv(0, 64)
+		sv.await(1, verbs.StatusOK)
+		cl.await(1, verbs.StatusOK)
+		if d := time.Since(begin); d > 300*time.Millisecond || !bytes.Equal(sv.mem[:64], cl.mem[:64]) {
+			t.Errorf("a message that had to wait for its receive came %v after it", d)
 		}
 	}
 }
