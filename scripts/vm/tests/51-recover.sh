@@ -2,7 +2,8 @@
 # needs: bin/farblk
 # A connection's process is killed while its block device is in use: I/O waits, list says so, connecting again in the
 # same way goes on, and nothing that was written is lost. One that nobody takes over can be cleared away by force.
-# Nothing is lost either when the process is stopped for a while. When the target does not come back, I/O ends in errors.
+# Nothing is lost either when the process is stopped for a while. When the target does not come back, I/O ends in errors;
+# and so it does when nothing comes back and nobody says so.
 # shellcheck source=scripts/vm/farblk.sh
 . "${BASH_SOURCE[0]%/*}/../farblk.sh"
 
@@ -77,3 +78,19 @@ is "gone for good: list says so" dead "$(farblk list -o json | jq -r '.devices[]
 if timeout 5 dd if=/dev/zero of="$device" bs=4k count=1 oflag=direct status=none 2>"$scratch/dd.err"; then fail "gone for good: a write fails"; fi
 attempt "gone for good: a write says why" grep 'Input/output error' "$scratch/dd.err"
 disconnected "gone for good"
+
+# A cable that is pulled: keep-alive notices, I/O fails in time, and disconnect does not wait for the other end.
+must modprobe sch_netem
+for provider in verbs iwarp; do
+  name="cable pulled, $provider"
+  connected "$name" --provider $provider -a "${address[siw]}" -n "$nqn" --keep-alive-tmo 1 --fast_io_fail_tmo 2 --export nbd
+  device=$(export_of nbd) || bail "no device"
+  must tc qdisc add dev lo root netem loss 100% # the way from this machine to itself
+  begin=$SECONDS
+  if timeout 30 dd if="$device" of=/dev/null bs=4k count=1 iflag=direct status=none 2>"$scratch/dd.err"; then fail "$name: dd fails"; fi
+  took=$((SECONDS - begin))
+  attempt "$name: dd says why" grep 'Input/output error' "$scratch/dd.err"
+  if ((took <= 8)); then ok "$name: it took $took s (H19)"; else fail "$name: it took $took s (H19)"; fi
+  disconnected "$name"
+  must tc qdisc del dev lo root
+done
