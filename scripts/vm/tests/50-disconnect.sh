@@ -93,6 +93,15 @@ kill -9 "$(sessions)"
 attempt "killed: disconnect --all clears away (E17)" farblk disconnect --all
 attempt "killed: list is well" farblk list
 attempt "killed: nothing left" wait_for_nothing
+
+connected "orphan" -a "${address[siw]}" -n "$nqn" --export nbd
+device=$(export_of nbd)
+kill -9 "$(sessions)"
+wait_for 3 bash -c '! pgrep -f "[_]_session"' || fail "orphan: the process is gone"
+must rm -r /run/farblk/farblk0
+is "orphan: disconnect --all clears a device that no folder tells of" "$device disconnected" "$(farblk disconnect --all)"
+attempt "orphan: nothing left" wait_for_nothing
+
 connected "after" -a "${address[siw]}" -n "$nqn" --export nbd --export "fuse=$scratch/files"
 disconnected "after"
 refuses "not connected|no connection|no such" farblk disconnect -n "$nqn"

@@ -55,6 +55,8 @@ connected "first" -a "$b" -n "$nqn" --export nbd=/dev/nbd0
 refuses 'already connected' farblk connect -a "$b" -n "$nqn" "${none[@]}"
 refuses 'already connected' farblk connect -a "::ffff:$b" -n "$nqn" "${none[@]}"
 refuses '/dev/nbd0.*(busy|in use|already)|(busy|in use).*/dev/nbd0' farblk connect -a "$a" -n "$nqn" --export nbd=/dev/nbd0
+refuses "farblk0 is connected to $nqn already, at $b:4420" farblk connect -a "$a" -n "$nqn" "${none[@]}"
+refuses "farblk0 is connected to $nqn already" farblk connect -a "$b" -n "$nqn" -q "$host1" "${none[@]}"
 is "the first is still there" live "$(farblk list -o json | jq -r '.devices[].State')"
 connected "second, allowed" -a "$b" -n "$nqn" -D "${none[@]}"
 attempt "disconnect --all" farblk disconnect --all
