@@ -6,6 +6,7 @@
 
 top=$(cd "${BASH_SOURCE[0]%/*}/../.." && pwd)
 PATH=${FARBLK%/*}:$PATH
+farblk version >/dev/null || bail "farblk does not start" # and is in memory from here on: its first start is none to time
 nqn=nqn.2024-01.org.example:disk
 scratch=/run/scratch
 mkdir -p "$scratch"
