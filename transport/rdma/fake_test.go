@@ -132,7 +132,7 @@ func (c *fakeConn) NewPD() (verbs.PD, error) {
 
 func (c *fakeConn) NewQP(_ verbs.PD, q verbs.QPConfig) (verbs.QP, error) {
 	c.f.count(1)
-	c.qp = &fakeQP{f: c.f, config: q, events: make(chan struct{}, 1), closed: make(chan struct{})}
+	c.qp = &fakeQP{f: c.f, config: q, events: make(chan struct{}, 1), came: make(chan struct{}, 1), closed: make(chan struct{})}
 	return c.qp, nil
 }
 
@@ -200,6 +200,7 @@ type fakeQP struct {
 	recvs []verbs.RecvWR
 	cq    []verbs.Completion
 	armed bool
+	came  chan struct{} // has an entry when commands came
 	// auto answers every chain of commands at once: first all sends, then all responses.
 	auto bool
 }
@@ -216,6 +217,10 @@ func (q *fakeQP) PostSend(wrs []verbs.SendWR) (int, error) {
 	}
 	q.sends = append(q.sends, wrs...)
 	q.notify()
+	select {
+	case q.came <- struct{}{}:
+	default:
+	}
 	return len(wrs), nil
 }
 
@@ -363,11 +368,12 @@ func (q *fakeQP) answerAll(stop <-chan struct{}) {
 		select {
 		case <-stop:
 			return
-		default:
+		case <-q.came:
 		}
-		if n := q.completeAll(); n == 0 || i%7 == 0 {
+		for range i % 4 {
 			runtime.Gosched()
 		}
+		q.completeAll()
 	}
 }
 

@@ -578,11 +578,12 @@ func useQueue(t *testing.T, q transport.Queue, user, burst int) {
 	done := make(chan struct{}, burst)
 	reqs := make([]transport.Request, burst)
 	late := time.NewTimer(0)
-	for i := range 3000/burst + 100 {
+	for i := range 6000/burst + 200 {
 		for j := range reqs {
 			reqs[j].Done = func(*transport.Request) { done <- struct{}{} }
-			for q.Submit(&reqs[j]) != nil {
-				q.Poll(0)
+			if err := q.Submit(&reqs[j]); err != nil { // the slots are enough for all
+				t.Errorf("user %d: command %d: %v", user, i, err)
+				return
 			}
 		}
 		switch {
@@ -595,7 +596,7 @@ func useQueue(t *testing.T, q transport.Queue, user, burst int) {
 			for q.Poll(time.Duration(i%3)*time.Microsecond) > 0 {
 			}
 		}
-		late.Reset(20 * time.Second)
+		late.Reset(time.Minute)
 		for range burst {
 			select {
 			case <-done:
