@@ -20,7 +20,7 @@ import (
 const (
 	streamBuffer = 128 << 10 // room for the longest FPDU
 	directFrom   = 4 << 10   // bytes missing of a segment, to read them directly
-	readAhead    = 1 << 10   // what is read beside them into the stream buffer, while messages are large
+	readAhead    = 1 << 10   // what is read beside them into the stream buffer, while messages are large; not with CRC
 	largeMessage = 32 << 10  // a tagged message of this size, in large FPDUs, makes the next reads expect another
 	readBudget   = 512 << 10 // what one progress reads, so that Poll returns
 	// longestWhole is the FPDU of the longest message that is never placed: a Terminate.
@@ -195,7 +195,7 @@ func (rx *receiver) room() []byte {
 		rx.r = 0
 	}
 	free := rx.buf[rx.w:]
-	if rx.large {
+	if rx.large && !rx.crc {
 		missing := min(rx.seg.left, directFrom)
 		if rx.need > 0 {
 			missing = rx.need - (rx.w - rx.r)
