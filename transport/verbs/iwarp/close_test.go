@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -53,6 +54,8 @@ func newCutOff(t *testing.T) *cutOff {
 
 // leave connects to at and sends what fits our socket, but not the peer's.
 func leave(ctx context.Context, c verbs.Conn, e *end) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	if _, err := c.Connect(ctx, verbs.ConnParams{}); err != nil {
 		return err
 	}
@@ -63,8 +66,12 @@ func leave(ctx context.Context, c verbs.Conn, e *end) error {
 			return err
 		}
 	}
-	if got, err := e.qp.Poll(cs[:]); got != n || err != nil {
-		return fmt.Errorf("%d sends of %d have left for the socket: %w", got, n, err)
+	for left := 0; left < n; runtime.Gosched() { // the socket's buffer may have to grow first
+		got, err := e.qp.Poll(cs[:])
+		if err != nil || ctx.Err() != nil {
+			return fmt.Errorf("%d sends of %d have left for the socket: %w", left, n, errors.Join(err, ctx.Err()))
+		}
+		left += got
 	}
 	return nil
 }
@@ -82,7 +89,7 @@ func (c *cutOff) late() {
 	if err := raw.Control(func(fd uintptr) { here, err = unix.IoctlGetInt(int(fd), unix.SIOCINQ) }); err != nil {
 		c.t.Fatal(err)
 	}
-	_ = s.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = s.SetDeadline(time.Now().Add(patience))
 	n, err := io.Copy(io.Discard, s)
 	if here == 0 || n != int64(here) || !errors.Is(err, syscall.ECONNRESET) {
 		c.t.Errorf("%d bytes came, %d of them late, then %v", n, n-int64(here), err)
@@ -103,7 +110,7 @@ func TestCaseH25NothingAfterClose(t *testing.T) {
 	e.qp.Close()
 	start := time.Now()
 	c.Close()
-	if d := time.Since(start); d > time.Second {
+	if d := time.Since(start); d > 5*time.Second { // 200 ms on an idle machine
 		t.Errorf("Close took %v", d)
 	}
 	peer.late()

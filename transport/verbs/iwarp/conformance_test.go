@@ -18,6 +18,7 @@ func TestConformance(t *testing.T) {
 		"IPv6, no CRC": {ip: "::1", o: iwarp.Options{DisableCRC: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			verbstest.Run(t, func(*testing.T) verbs.Provider { return iwarp.New(c.o) }, verbstest.Options{
 				Listen: verbs.Addr{IP: netip.MustParseAddr(c.ip)}, Terminates: true,
 			})

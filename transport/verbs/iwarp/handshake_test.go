@@ -78,7 +78,7 @@ func TestNotIWARP(t *testing.T) {
 		}, "513 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
 			conn, err := iwarp.New(iwarp.Options{}).Resolve(ctx, verbs.Route{Remote: service(t, c.handle)})
 			if err != nil {
@@ -347,7 +347,7 @@ func TestListenerTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(5 * time.Second))
+	c.SetDeadline(time.Now().Add(patience))
 	if n, err := c.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
 		t.Errorf("%d, %v", n, err)
 	}

@@ -44,7 +44,7 @@ func (r *raw) write(b []byte) {
 // terminate reads until the peer's Terminate, and the end of the stream after it.
 func (r *raw) terminate() rdmap.Term {
 	r.t.Helper()
-	_ = r.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = r.SetDeadline(time.Now().Add(patience))
 	b, err := io.ReadAll(r)
 	defer r.Close()
 	if err != nil {
@@ -238,6 +238,7 @@ func TestHostilePeer(t *testing.T) {
 		"garbage":                 {func(e *end) []byte { return bytes.Repeat([]byte("GET / HTTP/1.1\r\n"), 2000) }, term{rdmap.LayerLLP, 0, mpa.CodeCRC}},
 	} {
 		run := func(t *testing.T, crc bool) {
+			t.Parallel()
 			r, e := againstWith(t, mpa.Local{CRC: crc, Revision: 2, IRD: 4, ORD: 2})
 			fill(e.mem, 1)
 			before := append([]byte(nil), e.mem...)
@@ -374,7 +375,7 @@ func TestSlowReader(t *testing.T) {
 	if err := unix.Munmap(mem); err != nil {
 		t.Fatal(err)
 	}
-	_ = r.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = r.SetDeadline(time.Now().Add(patience))
 	if n, err := io.Copy(io.Discard, r); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%d bytes and %v", n, err)
 	}

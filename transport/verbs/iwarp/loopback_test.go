@@ -29,6 +29,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// patience bounds the waits of the tests, none of which waits for it to pass.
+const patience = 30 * time.Second
+
 // end is one side of a connection under test.
 type end struct {
 	t    testing.TB
@@ -136,7 +139,7 @@ func (e *end) expect(id uint64, s verbs.Status) verbs.Completion {
 }
 
 func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
 }

