@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"farblk/host/nvme"
@@ -19,9 +20,9 @@ func (t *Target) serveConn(p *port, conn verbs.Conn) {
 		if !errors.As(err, &reject) {
 			reject = &nvme.CMRejectError{Reason: nvme.RejectNoResources}
 		}
-		log.Warn("connection rejected", "qid", req.QID, "err", err)
+		log.Log(t.ctx, t.rejectLevel(), "connection rejected", "qid", req.QID, "err", err)
 		if err := conn.Reject(reject.Reason.Append(nil)); err != nil {
-			log.Warn("sending the reject failed", "err", err)
+			log.Debug("sending the reject failed", "err", err)
 		}
 		conn.Close()
 		return
@@ -51,11 +52,25 @@ func (t *Target) serveConn(p *port, conn verbs.Conn) {
 	if !q.evicted.Load() { // else its room is another's
 		t.vacate()
 	}
-	if cause := q.cause(); cause != nil && !errors.Is(cause, errEnded) && !errors.Is(cause, ErrClosed) {
-		q.log.Warn("queue ended", "err", cause)
-	} else {
-		q.log.Debug("queue ended")
+	level := slog.LevelWarn
+	if ordinary(q.cause()) {
+		level = slog.LevelDebug
 	}
+	q.log.Log(t.ctx, level, "queue ended", "err", q.cause())
+}
+
+// warnEvery is how often at most a rejected connection is logged as a warning: whoever reaches the port can have any
+// number of them.
+const warnEvery = 10 * time.Second
+
+func (t *Target) rejectLevel() slog.Level {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.warned.IsZero() && time.Since(t.warned) < warnEvery {
+		return slog.LevelDebug
+	}
+	t.warned = time.Now()
+	return slog.LevelWarn
 }
 
 // patience is how long a queue without Connect keeps its room when others need it.

@@ -153,7 +153,7 @@ func (c *controller) carryOut() {
 				csts |= nvme.StatusFatal
 			}
 		case reset:
-			c.endQueues(errors.New("controller reset"))
+			c.endQueues(errReset)
 		}
 		q.mu.Lock()
 		if done == c.set && (shutdown || reset) {
@@ -199,7 +199,7 @@ func (q *queue) leave() {
 	q.t.mu.Lock()
 	delete(q.t.controllers, c.id)
 	q.t.mu.Unlock()
-	c.dropQueues(errors.New("the admin queue ended"))
+	c.dropQueues(errAdminEnded)
 }
 
 // failed takes note of a command that completes with an error.

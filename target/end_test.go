@@ -13,11 +13,11 @@ import (
 	"farblk/transport/verbs"
 )
 
-// endLog hands out the lines that say how a queue ended.
+// endLog hands out the lines that say how a queue ended, or that none was made.
 type endLog chan string
 
 func (l endLog) Write(p []byte) (int, error) {
-	if s := string(p); strings.Contains(s, "queue ended") {
+	if s := string(p); strings.Contains(s, "queue ended") || strings.Contains(s, "connection rejected") {
 		l <- s
 	}
 	return len(p), nil
@@ -74,6 +74,42 @@ func TestCauseOfEnd(t *testing.T) {
 	}
 	if line := <-ends; !strings.Contains(line, "level=WARN") || !strings.Contains(line, "STag") {
 		t.Errorf("a key that the host refused: %s", line)
+	}
+}
+
+// TestQuietLog: the log warns neither of I/O queues that end with their controller nor of every connection that is
+// rejected, but has the causes.
+func TestQuietLog(t *testing.T) {
+	lines := make(endLog, 16)
+	b := newBed(t, target.Config{IOQueues: 2, Logger: lines.logger()})
+	b.subsystem()
+	expect := func(level, cause string) {
+		t.Helper()
+		select {
+		case line := <-lines:
+			if !strings.Contains(line, "level="+level) || !strings.Contains(line, cause) {
+				t.Errorf("%swant %s and %q", line, level, cause)
+			}
+		case <-time.After(limit):
+			t.Fatalf("nothing in the log of %q", cause)
+		}
+	}
+	h := connectHost(t, b.addr, subNQN, 1, 32, 0)
+	h.setCC(0)
+	expect("DEBUG", "controller reset")
+	h.admin.close()
+	expect("DEBUG", "the host closed the connection")
+
+	h = connectHost(t, b.addr, subNQN, 1, 32, 0)
+	h.admin.close()
+	for range 2 { // in either order
+		expect("DEBUG", " ended")
+	}
+	for _, level := range []string{"WARN", "DEBUG", "DEBUG"} {
+		if _, err := dial(t, b.addr, 3, 32); err == nil {
+			t.Fatal("there are two I/O queues")
+		}
+		expect(level, "connection rejected")
 	}
 }
 

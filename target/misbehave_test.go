@@ -222,7 +222,8 @@ func TestScriptOnReads(t *testing.T) {
 
 // TestCaseH25LateWrite has the first write applied after the second.
 func TestCaseH25LateWrite(t *testing.T) {
-	b, _ := scripted(t, "on write nth=1 hold 60ms")
+	t.Parallel()
+	b, _ := scripted(t, "on write nth=1 hold 1s") // time enough for the second to come
 	s := b.subsystem(target.NamespaceConfig{Size: 1 << 20})
 	q := connectHost(t, b.addr, subNQN, 1, 32, 0).io[0]
 	send := func(v byte) uint16 {
@@ -282,9 +283,10 @@ func TestCaseH18RecordsClaimed(t *testing.T) {
 }
 
 func TestScriptDuringKeepAlive(t *testing.T) {
+	t.Parallel()
 	b, script := scripted(t, "on keepalive nth=2.. ignore")
 	b.subsystem()
-	h := connectHost(t, b.addr, subNQN, 0, 0, 300*time.Millisecond)
+	h := connectHost(t, b.addr, subNQN, 0, 0, time.Second)
 	h.admin.do(func(c *nvme.Command) { c.FillKeepAlive() })
 	if _, err := h.admin.try(func(c *nvme.Command) { c.FillKeepAlive() }, nil); !errors.Is(err, errLost) {
 		t.Errorf("keep-alive that the target never saw: %v", err)

@@ -68,8 +68,18 @@ type queue struct {
 	holdsGone bool // some of them may have been removed
 }
 
-// errEnded is the cause of a queue whose host closed the connection.
-var errEnded = errors.New("the host closed the connection")
+// Ordinary ends of a queue; ErrClosed is another. What is wrong, if anything is, another queue tells.
+var (
+	errEnded      = errors.New("the host closed the connection")
+	errReset      = errors.New("controller reset")
+	errAdminEnded = errors.New("the admin queue ended")
+	errRemoved    = errors.New("subsystem removed")
+)
+
+// ordinary tells whether a queue that ended so is no reason to warn.
+func ordinary(why error) bool {
+	return why == errEnded || why == errReset || why == errAdminEnded || why == errRemoved || errors.Is(why, ErrClosed)
+}
 
 const respSlot = 64 // a cache line for each completion of 16 bytes
 

@@ -122,7 +122,8 @@ type Target struct {
 	discovery   *Subsystem
 	referrals   []Referral
 	ports       []*port
-	admitted    int // connections that have a queue, or are about to
+	admitted    int       // connections that have a queue, or are about to
+	warned      time.Time // when a rejected connection was last worth a warning
 	queues      map[*queue]struct{}
 	controllers map[uint16]*controller
 	lastCNTLID  uint16
@@ -344,7 +345,7 @@ func (t *Target) RemoveSubsystem(nqn string) error {
 		return fmt.Errorf("no subsystem %s", nqn)
 	}
 	s.removed.Store(true)
-	t.killAll(func(q *queue) bool { return q.subsystem.Load() == s }, errors.New("subsystem removed"))
+	t.killAll(func(q *queue) bool { return q.subsystem.Load() == s }, errRemoved)
 	t.discoveryChanged()
 	s.dispose()
 	return nil
