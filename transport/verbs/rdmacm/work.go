@@ -259,7 +259,9 @@ func (q *queuePair) broken(c *verbs.Completion) {
 		return
 	}
 	if c.Status == verbs.StatusFlushed {
-		q.conn.fail(fmt.Errorf("%w: work requests were flushed", verbs.ErrDisconnected))
+		// siw tells so of a peer that hung up, before the event does.
+		q.conn.p.log.Debug("work requests were flushed", "remote", q.conn.remote)
+		q.conn.fail(verbs.ErrDisconnected)
 		return
 	}
 	q.conn.fail(fmt.Errorf("%w: %v ended with %q (vendor error %#x)", verbs.ErrDisconnected, c.Op, c.Status, c.VendorError))
