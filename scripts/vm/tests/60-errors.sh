@@ -44,8 +44,9 @@ disconnected "an allowed host" nqn.2024-01.org.example:closed
 refuses 'farblk connect: .+' farblk connect -a "$b" -s 4421 -n "$nqn" "${none[@]}"
 refuses 'farblk connect: .+' farblk connect --provider iwarp -a "$b" -s 4421 -n "$nqn" "${none[@]}"
 refuses 'no-such-host.invalid' farblk connect -a no-such-host.invalid -n "$nqn" "${none[@]}"
-refuses '10\.9\.0\.77|unreachable|answer' farblk connect -a 10.9.0.77 -n "$nqn" "${none[@]}"
-refuses '10\.9\.1\.77|unreachable|answer' farblk connect -a 10.9.1.77 -n "$nqn" "${none[@]}"
+# nobody answers: the 3 s that --connect-timeout gives to finding the address, and the program's start and end
+REFUSE_SECONDS=8 refuses '10\.9\.0\.77|unreachable|answer' farblk connect -a 10.9.0.77 -n "$nqn" "${none[@]}"
+REFUSE_SECONDS=8 refuses '10\.9\.1\.77|unreachable|answer' farblk connect -a 10.9.1.77 -n "$nqn" "${none[@]}"
 refuses '203\.0\.113\.1|unreachable|route' farblk connect -a 203.0.113.1 -n "$nqn" "${none[@]}"
 refuses '203\.0\.113\.1|unreachable|route' farblk connect --provider iwarp -a 203.0.113.1 -n "$nqn" "${none[@]}"
 clean
