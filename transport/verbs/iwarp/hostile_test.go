@@ -23,6 +23,7 @@ import (
 type raw struct {
 	t *testing.T
 	net.Conn
+	wrote time.Time // the last time
 }
 
 // fpdu frames a segment with a right CRC.
@@ -36,6 +37,7 @@ func fpdu(h ddp.Header, payload []byte) []byte {
 
 func (r *raw) write(b []byte) {
 	r.t.Helper()
+	r.wrote = time.Now()
 	if _, err := r.Write(b); err != nil {
 		r.t.Fatal(err)
 	}
@@ -47,7 +49,9 @@ func (r *raw) terminate() rdmap.Term {
 	_ = r.SetDeadline(time.Now().Add(patience))
 	b, err := io.ReadAll(r)
 	defer r.Close()
-	if err != nil {
+	// A busy machine may have kept us from reading for as long as the peer waits for our end of the stream.
+	slow := errors.Is(err, syscall.ECONNRESET) && time.Since(r.wrote) > 200*time.Millisecond
+	if err != nil && !slow {
 		r.t.Fatal(err)
 	}
 	for len(b) >= mpa.LengthSize {
@@ -88,7 +92,7 @@ func againstWith(t *testing.T, l mpa.Local) (*raw, *end) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &raw{t, tcp}
+	r := &raw{t: t, Conn: tcp}
 	r.write(request)
 	c, err := at.Accept(ctx)
 	if err != nil {
