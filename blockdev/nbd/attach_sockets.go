@@ -69,6 +69,7 @@ func (a *Attachment) serve(sock net.Conn, number int) {
 			if err != nil {
 				return err
 			}
+			c.kernel = true
 			a.srv.transmit(c)
 			if c.farewell {
 				return nil

@@ -44,6 +44,8 @@ type conn struct {
 	raw   syscall.RawConn
 	pool  *blockdev.Pool
 	queue blockdev.Queue
+	// kernel: the client is this machine's, which never leaves a reply.
+	kernel bool
 
 	ctx    context.Context // ends with the connection: for waiting without the socket
 	cancel context.CancelFunc

@@ -277,14 +277,20 @@ func (c *conn) submit(t *task) {
 }
 
 // hasRoom says whether the client may have in.leaseSize more bytes leased for its Reads. What it asks for and does not
-// take stays leased, so at first it may have a buffer of the longest size, and more the more it has taken, up to its
-// share of the pool, which leaves one share to others. Who has nothing always has room.
+// take stays leased, so at first it may have a buffer of the longest size, and more the more it has taken; the kernel
+// takes all. Nobody gets more than he leaves free in the pool: half of it alone, a third beside another, on whatever
+// server, who wants as much. Who has nothing always has room.
 func (c *conn) hasRoom() bool {
 	taken := c.taken.Load()
 	owed := c.in.borrowed - taken
-	share := int64(c.pool.Size()) / (c.srv.transmitting.Load() + 1)
-	limit := max(blockdev.MaxLease, min(share, blockdev.MaxLease+taken/8))
-	return owed == 0 || owed+int64(c.in.leaseSize) <= limit
+	if owed == 0 {
+		return true
+	}
+	limit := int64(c.pool.Size() - c.pool.Leased())
+	if !c.kernel {
+		limit = min(limit, blockdev.MaxLease+taken/8)
+	}
+	return owed+int64(c.in.leaseSize) <= max(blockdev.MaxLease, limit)
 }
 
 // part gives the next part of the command at hand, with a buffer, or says what is missing.

@@ -8,7 +8,6 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -40,8 +39,6 @@ type Server struct {
 	// spinning has room for the connections that may wait by polling at one time: the others, and the devices'
 	// own goroutines, need processors as well.
 	spinning chan struct{}
-	// transmitting counts the connections in the transmission phase, which share the pool.
-	transmitting atomic.Int64
 
 	mu        sync.Mutex
 	exports   []*export // in the order they were added; the first is the default
@@ -303,8 +300,6 @@ func (s *Server) transmit(c *conn) error {
 		c.stop()
 	}
 	s.log.Debug("nbd: client connected", "export", c.export.Name)
-	s.transmitting.Add(1)
-	defer s.transmitting.Add(-1)
 	err := c.run()
 	if err != nil {
 		s.log.Warn("nbd: connection ended", "export", c.export.Name, "err", err)

@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"context"
+	"net"
 	"os"
 	"testing"
 	"testing/synctest"
@@ -23,19 +24,46 @@ func (c *client) ask(count int, r request) {
 	}()
 }
 
+// held waits until n of the server's connections get no more of what they ask for before they take something.
+func held(t *testing.T, s *Server, n int) {
+	t.Helper()
+	for end := time.Now().Add(testLimit); ; time.Sleep(time.Millisecond) { // nothing tells
+		count := 0
+		s.mu.Lock()
+		for _, c := range s.socks {
+			if c != nil {
+				c.mu.Lock()
+				if c.wantsRoom {
+					count++
+				}
+				c.mu.Unlock()
+			}
+		}
+		s.mu.Unlock()
+		if count == n {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d connections are held, not %d", count, n)
+		}
+	}
+}
+
 // TestSlowReader asks for much and reads nothing for a while: the server gives it one buffer of the longest size, and
 // goes on when it reads.
 func TestSlowReader(t *testing.T) {
 	d := memory(t, blockdev.MemoryConfig{Size: 64 << 20, PoolSize: 4 << 20})
 	const count, n = 64, 512 << 10
-	counted, two := blockdevtest.Arrived(d, blockdev.Read, 2)
-	_, path := serve(t, Config{}, Export{Name: "n1", Device: counted})
-	c := dial(t, path)
+	s, path := serve(t, Config{}, Export{Name: "n1", Device: d})
+	c, other := dial(t, path), dial(t, path)
 	c.open("n1", false)
 	c.ask(count, request{command: cmdRead, length: n})
-	<-two
-	if most := max(d.Count(blockdev.Read)*n, int64(d.Pool().Leased())); most > blockdev.MaxLease {
-		t.Errorf("a client that reads nothing holds %d bytes", most)
+	held(t, s, 1)
+	other.open("n1", false)
+	other.write(0, make([]byte, n), 0)
+	other.write(0, make([]byte, n), 0) // the answer to the first was sent, and its buffer is free, before this
+	if reads, leased := d.Count(blockdev.Read), d.Pool().Leased(); reads != 2 || leased != blockdev.MaxLease {
+		t.Errorf("a client that reads nothing has %d reads at the device, and %d bytes", reads, leased)
 	}
 	for range count {
 		if r := c.next(n); r.errno != 0 {
@@ -74,23 +102,74 @@ func TestGreedy(t *testing.T) {
 	t.Logf("the good client took %v", time.Since(begin))
 }
 
-// TestEarned reads well until the client may have much leased: as much as a deep queue needs, not all there is.
+// TestEarned reads well until the client may have much leased: as much as a deep queue needs, not all there is, however
+// many others are connected that do nothing.
 func TestEarned(t *testing.T) {
 	d := memory(t, blockdev.MemoryConfig{Size: 64 << 20, PoolSize: 16 << 20})
-	counted, eight := blockdevtest.Arrived(d, blockdev.Read, 64+8)
-	_, path := serve(t, Config{}, Export{Name: "n1", Device: counted})
+	s, path := serve(t, Config{}, Export{Name: "n1", Device: d})
+	c, other := dial(t, path), dial(t, path)
+	other.open("n1", false)
+	for range 14 {
+		dial(t, path).open("n1", false)
+	}
+	c.open("n1", false)
+	for range 64 {
+		c.read(0, 1<<20)
+	}
+	c.ask(64, request{command: cmdRead, length: 1 << 20})
+	held(t, s, 1)
+	for range 20 {
+		other.read(0, 1<<20)
+	}
+	if n := d.Count(blockdev.Read); n != 64+8+20 { // half of the pool
+		t.Errorf("%d reads reached the device", n)
+	}
+}
+
+// TestSharedPool has two servers on one pool. The client of the first is the kernel, which need not show that it reads;
+// each of the two leaves room to others.
+func TestSharedPool(t *testing.T) {
+	d := memory(t, blockdev.MemoryConfig{Size: 64 << 20, PoolSize: 16 << 20})
+	ours, theirs, err := socketPairs(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kernel, err := net.FileConn(theirs[0])
+	closeAll(theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ours[0].(*net.UnixConn).SetWriteBuffer(64 << 10); err != nil {
+		t.Fatal(err)
+	}
+	config := AttachConfig{Device: d}
+	if err := config.setDefaults(); err != nil {
+		t.Fatal(err)
+	}
+	a, err := newAttachment(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.serve(ours[0], 0)
+	defer func() { kernel.Close(); a.discard() }()
+	(&client{t, kernel}).ask(64, request{command: cmdRead, length: 1 << 20})
+	held(t, a.srv, 1)
+	if n := d.Count(blockdev.Read); n != 8 {
+		t.Errorf("%d of the kernel's reads reached the device", n)
+	}
+	s, path := serve(t, Config{}, Export{Name: "n1", Device: d})
 	c, other := dial(t, path), dial(t, path)
 	c.open("n1", false)
 	for range 64 {
 		c.read(0, 1<<20)
 	}
 	c.ask(64, request{command: cmdRead, length: 1 << 20})
-	<-eight // half of the pool
+	held(t, s, 1)
 	other.open("n1", false)
 	for range 20 {
 		other.read(0, 1<<20)
 	}
-	if n := d.Count(blockdev.Read); n != 64+8+20 {
+	if n := d.Count(blockdev.Read); n != 8+64+4+20 { // half of what was left
 		t.Errorf("%d reads reached the device", n)
 	}
 }
