@@ -50,6 +50,7 @@ const (
 	maxBlock         = 4096      // the kernel takes no block larger than its page
 	longestTimeout   = 14 * 24 * time.Hour
 	readyTimeout     = 5 * time.Second
+	lockTimeout      = time.Second          // who looks for what is left over has a lock for a moment
 	lookAgain        = 10 * time.Second     // how often the kernel looks at a request that takes long
 	pollInterval     = 5 * time.Millisecond // between looks at sysfs, which gives no events for these
 )
@@ -186,7 +187,7 @@ func Reattach(ctx context.Context, c AttachConfig) (*Attachment, error) {
 		return nil, err
 	}
 	a.setIndex(c.Index)
-	if a.lock, err = lockIndex(ctx, c.LockDir, c.Index, 0); err != nil {
+	if a.lock, err = lockIndex(ctx, c.LockDir, c.Index, unix.LOCK_EX, lockTimeout); err != nil {
 		a.discard()
 		return nil, fmt.Errorf("nbd: reattach: another process looks after %s: %w", devPath(c.Index), err)
 	}
@@ -293,7 +294,7 @@ func (a *Attachment) connect(ctx context.Context, k kernelSettings, theirs []*os
 func (a *Attachment) begin(ctx context.Context) error {
 	if a.lock == nil {
 		var err error
-		if a.lock, err = lockIndex(ctx, a.cfg.LockDir, a.Index, a.cfg.BusyTimeout); err != nil {
+		if a.lock, err = lockIndex(ctx, a.cfg.LockDir, a.Index, unix.LOCK_EX, a.cfg.BusyTimeout); err != nil {
 			a.cfg.Logger.Warn("nbd: no lock file; other processes may take the device for a left-over", "device", a.Path, "err", err)
 		} else if err := noteFormerOwner(a.lock, 0); err != nil {
 			a.cfg.Logger.Warn("nbd: the lock file cannot be written", "device", a.Path, "err", err)

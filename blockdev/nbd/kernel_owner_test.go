@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"farblk/blockdev"
 )
 
@@ -99,10 +101,15 @@ func TestCaseE08Recovery(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = o.Wait()
+	look, err := lockIndex(ctx, defaultLockDir, o.index, unix.LOCK_SH, 0) // as another's Stale does
+	if err != nil {
+		t.Fatal(err)
+	}
 	stale, err := Stale("")
 	if err != nil || len(stale) != 1 || stale[0].Index != o.index || stale[0].Identifier != "kept" {
 		t.Errorf("left over: %+v, %v", stale, err)
 	}
+	time.AfterFunc(lockTimeout/10, func() { look.Close() })
 	a, err := Reattach(ctx, AttachConfig{Index: o.index, Device: fileDevice(t, path)})
 	if err != nil {
 		t.Fatal(err)
@@ -203,10 +210,11 @@ func TestCaseE17Stale(t *testing.T) {
 // TestCaseE02Stop stops and continues the owner of a device in the midst of requests.
 func TestCaseE02Stop(t *testing.T) {
 	ctx := needKernel(t)
+	const depth = 8
 	o := startOwner(t, filepath.Join(t.TempDir(), "data"))
 	done := make(chan string, 1)
 	go func() {
-		out, err := exec.CommandContext(ctx, "fio", "--name=v", "--filename="+devPath(o.index), "--direct=1", "--ioengine=libaio", "--iodepth=8",
+		out, err := exec.CommandContext(ctx, "fio", "--name=v", "--filename="+devPath(o.index), "--direct=1", "--ioengine=libaio", fmt.Sprint("--iodepth=", depth),
 			"--rw=randwrite", "--bs=4k", "--size=16m", "--verify=crc32c", "--verify_state_save=0", "--minimal").CombinedOutput()
 		if err != nil {
 			done <- fmt.Sprintf("%v\n%s", err, out)
@@ -219,13 +227,12 @@ func TestCaseE02Stop(t *testing.T) {
 		}
 		_ = o.Process.Signal(syscall.SIGSTOP)
 		awaitState(t, ctx, o.Process.Pid, "T")
-		for inFlight(t, o.index) == 0 { // requests that only come to the stopped process count, too
+		for inFlight(t, o.index) < depth { // until all that fio asks for waits
 			if ctx.Err() != nil {
-				t.Fatal("the stop meets no request")
+				t.Fatalf("the stop meets %d requests", inFlight(t, o.index))
 			}
 			time.Sleep(time.Millisecond)
 		}
-		time.Sleep(50 * time.Millisecond) // the stop itself
 		_ = o.Process.Signal(syscall.SIGCONT)
 	}
 	if s := <-done; s != "" {

@@ -39,7 +39,7 @@ func Stale(lockDir string) ([]StaleDevice, error) {
 		if !s.connected || !mine {
 			continue
 		}
-		lock, err := lockIndex(context.Background(), lockDir, i, 0)
+		lock, err := lockIndex(context.Background(), lockDir, i, unix.LOCK_SH, 0) // several may look at once
 		if err != nil {
 			if errors.Is(err, unix.EWOULDBLOCK) {
 				continue // somebody took it over
@@ -58,8 +58,9 @@ func Stale(lockDir string) ([]StaleDevice, error) {
 
 const defaultLockDir = "/run/lock/farblk"
 
-// lockIndex takes the lock file of an index, which is held as long as the file is open. It waits for timeout.
-func lockIndex(ctx context.Context, dir string, index int, timeout time.Duration) (*os.File, error) {
+// lockIndex takes the lock file of an index, which is held as long as the file is open: by its owner with how LOCK_EX. It
+// waits for timeout.
+func lockIndex(ctx context.Context, dir string, index, how int, timeout time.Duration) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -68,7 +69,7 @@ func lockIndex(ctx context.Context, dir string, index int, timeout time.Duration
 		return nil, err
 	}
 	for end := time.Now().Add(timeout); ; {
-		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+		if err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB); err == nil {
 			return f, nil
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) || ctx.Err() != nil {
