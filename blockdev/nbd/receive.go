@@ -279,18 +279,18 @@ func (c *conn) submit(t *task) {
 // hasRoom says whether the client may have in.leaseSize more bytes leased for its Reads. What it asks for and does not
 // take stays leased, so at first it may have a buffer of the longest size, and more the more it has taken; the kernel
 // takes all. Nobody gets more than he leaves free in the pool: half of it alone, a third beside another, on whatever
-// server, who wants as much. Who has nothing always has room.
+// server, who wants as much. A buffer of the longest size is everybody's.
 func (c *conn) hasRoom() bool {
 	taken := c.taken.Load()
-	owed := c.in.borrowed - taken
-	if owed == 0 {
+	owed := c.in.borrowed - taken + int64(c.in.leaseSize)
+	if owed <= blockdev.MaxLease {
 		return true
 	}
 	limit := int64(c.pool.Size() - c.pool.Leased())
 	if !c.kernel {
 		limit = min(limit, blockdev.MaxLease+taken/8)
 	}
-	return owed+int64(c.in.leaseSize) <= max(blockdev.MaxLease, limit)
+	return owed <= limit
 }
 
 // part gives the next part of the command at hand, with a buffer, or says what is missing.
