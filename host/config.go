@@ -39,7 +39,8 @@ type Config struct {
 	ReconnectDelay time.Duration
 	// CtrlLossTimeout is how long to try to reconnect before all fails for good, 10 min; negative is for ever.
 	CtrlLossTimeout time.Duration
-	// FastIOFail is how long requests wait for a reconnect before they fail; 0 is as long as attempts go on.
+	// FastIOFail is how long requests wait for a reconnect before they fail; 0 is as long as attempts go on. Those to a
+	// namespace that cannot be identified for now wait as long (0: CtrlLossTimeout).
 	FastIOFail time.Duration
 	// IOTimeout and AdminTimeout bound one command, 30 s and 60 s; then the connection counts as lost.
 	IOTimeout, AdminTimeout time.Duration
@@ -121,6 +122,14 @@ func (c *Config) complete() error {
 		return &ConfigError{"subsystem", err.Error()}
 	}
 	return CheckIdentity(c.HostNQN, c.HostID)
+}
+
+// patience is how long requests wait for the controller, or for a namespace of it, before they fail; negative is for ever.
+func (c *Config) patience() time.Duration {
+	if c.FastIOFail > 0 {
+		return c.FastIOFail
+	}
+	return c.CtrlLossTimeout
 }
 
 // EventKind says what an Event is about.

@@ -326,6 +326,7 @@ func (c *Controller) clock(a *association) {
 		case <-a.stop:
 			return
 		}
+		c.endPauses(time.Now())
 		for i, q := range c.ioQueues() {
 			if q.advanceClock(limit) {
 				a.io[i%len(a.io)].Fail(&TimeoutError{fmt.Sprintf("command on I/O queue %d", i%len(a.io)+1), c.cfg.IOTimeout})

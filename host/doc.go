@@ -18,8 +18,9 @@
 // this over to the next connection.
 //
 // What ends: a command that gets no completion in time ends the association and is sent again on the next, but the
-// fifth time it fails. What is wrong with one namespace concerns that one: its I/O fails, and it is looked at again until
-// it is well. A controller that is dead fails every request at once, with the cause, until Shutdown.
+// fifth time it fails, not counting when others before it made it late. What is wrong with one namespace concerns that
+// one: its I/O waits, if it may be well again soon and as long as it would wait for the controller, then it fails, and it
+// is looked at again until it is well. A controller that is dead fails every request at once, with the cause, until Shutdown.
 //
 // Sources: NVM Express Base 2.0 and 2.1, NVM Command Set 1.0, NVMe over Fabrics 1.1a.
 package host

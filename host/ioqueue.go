@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,11 +33,16 @@ type ioQueue struct {
 	wrote      bool            // commands that write were lost with the association
 	limit      int             // commands that may be outstanding
 	inFlight   int
-	commands   []command
+	commands   []*command // as many as may be outstanding, and extra
 	free       *command
 	again      *command // to be sent (once more), linked by next
-	now        uint32   // ticks since the start
-	ranges     [][]byte // free buffers for Dataset Management ranges
+	// parked counts the commands in again of paused namespaces; extra records, at least as many, make up for them: the
+	// other namespaces must not lack any.
+	parked, extra int
+	now           uint32   // ticks since the start
+	moved         uint32   // when a command was last completed
+	sent, passed  uint64   // how many commands were sent, and the newest of them, by command.order, that was completed
+	ranges        [][]byte // free buffers for Dataset Management ranges
 	// backlog is a ring of the nsQueues that have waiting requests, by nsQueue.next; it points at the last.
 	backlog  *nsQueue
 	queues   []*nsQueue    // one for each namespace
@@ -54,10 +60,12 @@ type command struct {
 	// For Dataset Management: what is still to be deallocated, in bytes, and how much of that in this round.
 	off, left, piece int64
 	tick             uint32 // when it was sent, or before when it is not to be sent again
+	order            uint64 // by when it was sent, rising
 	retries          uint16
-	late             uint8 // how often it got no completion in time
+	late             uint8 // how often it got no completion in time, and that cannot be for others before it
 	writes           bool  // changes data
 	sent             bool  // the transport has it
+	parked           bool  // in ioQueue.parked, from when it cannot be sent again until it is
 }
 
 // nsQueue is a namespace's view of an ioQueue; a blockdev.Queue. All fields but ns and io belong to io.mu.
@@ -67,7 +75,7 @@ type nsQueue struct {
 	// waiting requests have parts that are not sent yet. So have held ones, which wait until writes may run,
 	// and discards, which wait for a buffer for their ranges and are not to keep others waiting.
 	waiting, held, discards requestList
-	next                    *nsQueue      // in io.backlog; nil: not in it
+	next                    *nsQueue      // in io.backlog; nil: not in it, because nothing waits or ns is paused
 	used                    int           // commands that belong to this namespace, sent or not
 	drained                 chan struct{} // closed when used becomes 0
 	// discard bounds a Dataset Management, in bytes, after a larger one took too long; 0: it has not.
@@ -77,14 +85,19 @@ type nsQueue struct {
 
 // newIOQueue makes the records for a queue with at most outstanding commands. rangeBuffers are in the pool.
 func newIOQueue(outstanding int, rangeBuffers [][]byte) *ioQueue {
-	io := &ioQueue{commands: make([]command, outstanding), ranges: rangeBuffers}
-	done := io.done
-	for i := range io.commands {
-		c := &io.commands[i]
-		c.tr.Done, c.tr.Owner = done, c
-		c.next, io.free = io.free, c
+	io := &ioQueue{commands: make([]*command, 0, outstanding), ranges: rangeBuffers}
+	records, done := make([]command, outstanding), io.done
+	for i := range records {
+		io.addRecord(&records[i], done)
 	}
 	return io
+}
+
+// addRecord adds a free record.
+func (io *ioQueue) addRecord(c *command, done func(*transport.Request)) {
+	io.commands = append(io.commands, c)
+	c.tr.Done, c.tr.Owner = done, c
+	c.next, io.free = io.free, c
 }
 
 // Submit implements blockdev.Queue.
@@ -115,11 +128,12 @@ func (q *nsQueue) Submit(r *blockdev.Request) {
 		io.counters.Splits++
 	}
 	refused := false
-	if io.backlog == nil && io.tq != nil && !(io.holdWrites && writes(r.Op)) && io.issue(q, r, g) {
+	g = q.ns.geometry.Load() // as it is now that a pause cannot overlook r
+	if io.backlog == nil && io.tq != nil && g.err == nil && g.paused == nil && !(io.holdWrites && writes(r.Op)) && io.issue(q, r, g) {
 		r.Private.Pending--
 		refused = r.Private.Pending == 0
 	} else {
-		q.wait(r)
+		q.wait(r, g)
 	}
 	io.mu.Unlock()
 	if refused {
@@ -179,9 +193,9 @@ func (io *ioQueue) issue(q *nsQueue, r *blockdev.Request, g *geometry) bool {
 		if c.ranges != nil {
 			io.ranges = io.ranges[:len(io.ranges)-1]
 		}
-		c.req, c.q, c.tick, c.retries, c.late, c.sent = r, q, io.now, 0, 0, true
+		c.req, c.q, c.retries, c.late = r, q, 0, 0
 		q.used++
-		io.inFlight++
+		io.isSent(c)
 		r.Private.Progress += n
 		r.Private.Pending++
 		if !more {
@@ -189,6 +203,13 @@ func (io *ioQueue) issue(q *nsQueue, r *blockdev.Request, g *geometry) bool {
 		}
 		io.counters.Splits++
 	}
+}
+
+// isSent notes that the transport has c. io.mu is held.
+func (io *ioQueue) isSent(c *command) {
+	io.sent++
+	io.inFlight++
+	c.tick, c.order, c.sent = io.now, io.sent, true
 }
 
 // passes says whether what Submit refuses is to be tried again. Full: a completion comes, or the clock ticks. Lost:
@@ -209,6 +230,7 @@ func (io *ioQueue) done(tr *transport.Request) {
 	io.inFlight--
 	if tr.Err == nil {
 		io.counters.Completed++
+		io.moved, io.passed = io.now, max(io.passed, c.order)
 		status := (*nvme.Completion)(&tr.Completion).Status()
 		switch {
 		case !status.OK():
@@ -244,11 +266,18 @@ func (io *ioQueue) done(tr *transport.Request) {
 // finish frees c and returns its request if that was the last part. io.mu is held.
 func (io *ioQueue) finish(c *command, err error) *blockdev.Request {
 	r, q := c.req, c.q
-	c.req, c.q = nil, nil
-	c.next, io.free = io.free, c
+	c.req, c.q, c.left, c.piece = nil, nil, 0, 0
+	io.unpark(c)
+	if io.extra > io.parked {
+		io.extra--
+		i := slices.Index(io.commands, c)
+		io.commands = slices.Delete(io.commands, i, i+1)
+	} else {
+		c.next, io.free = io.free, c
+	}
 	if c.ranges != nil {
 		io.ranges = append(io.ranges, c.ranges)
-		c.ranges, c.left, c.piece = nil, 0, 0
+		c.ranges = nil
 		io.restoreDiscard()
 	}
 	if q.used--; q.used == 0 && q.drained != nil {

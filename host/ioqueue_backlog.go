@@ -58,7 +58,7 @@ func (l *requestList) pushFront(r *blockdev.Request) {
 }
 
 // wait appends r to the requests that it has to wait with. io.mu is held.
-func (q *nsQueue) wait(r *blockdev.Request) {
+func (q *nsQueue) wait(r *blockdev.Request, g *geometry) {
 	switch {
 	case q.io.holdWrites && writes(r.Op):
 		q.held.push(r)
@@ -66,7 +66,9 @@ func (q *nsQueue) wait(r *blockdev.Request) {
 		q.discards.push(r)
 	default:
 		q.waiting.push(r)
-		q.enlist()
+		if g.paused == nil {
+			q.enlist()
+		}
 	}
 }
 
@@ -114,6 +116,10 @@ func (io *ioQueue) pump(list *requestList) (sent bool) {
 	for (io.backlog != nil || io.restoreDiscard()) && io.inFlight < io.limit && io.free != nil {
 		q := io.backlog.next // the first
 		g := q.ns.geometry.Load()
+		if g.paused != nil {
+			io.delist(q) // until Namespace.wake
+			continue
+		}
 		before := io.inFlight
 		ok := io.advance(q, g, list)
 		sent = sent || io.inFlight > before
@@ -173,7 +179,10 @@ func (io *ioQueue) resend(list *requestList) (sent bool) {
 			err = fmt.Errorf("%w: since the reconnect the controller takes only %d bytes at once", blockdev.ErrLost, g.info.MaxTransfer)
 		}
 		if err == nil {
-			if io.holdWrites && c.writes || int32(io.now-c.tick) < 0 {
+			if g.paused != nil {
+				io.park(c)
+			}
+			if g.paused != nil || io.holdWrites && c.writes || int32(io.now-c.tick) < 0 || !io.hasRanges(c, g) {
 				rest = &c.next
 				continue
 			}
@@ -191,11 +200,51 @@ func (io *ioQueue) resend(list *requestList) (sent bool) {
 			}
 			continue
 		}
-		c.tick, c.sent = io.now, true
-		io.inFlight++
+		io.unpark(c)
+		io.isSent(c)
 		sent = true
 	}
 	return sent
+}
+
+// park makes up for what c, which is in again and whose namespace is paused, may keep for long: its record, by another
+// one, and its buffer for ranges, which it gives back. io.mu is held.
+func (io *ioQueue) park(c *command) {
+	if c.parked {
+		return
+	}
+	c.parked = true
+	if io.parked++; io.extra < io.parked {
+		io.extra++
+		io.addRecord(&command{}, io.done)
+	}
+	if c.ranges != nil {
+		io.ranges = append(io.ranges, c.ranges)
+		c.ranges = nil
+	}
+}
+
+// unpark ends park. io.mu is held.
+func (io *ioQueue) unpark(c *command) {
+	if c.parked {
+		c.parked = false
+		io.parked--
+	}
+}
+
+// hasRanges says whether c has the buffer that it needs if it is a deallocation, which it takes if there is one and it
+// gave its own away. io.mu is held.
+func (io *ioQueue) hasRanges(c *command, g *geometry) bool {
+	if c.piece == 0 || c.ranges != nil {
+		return true
+	}
+	last := len(io.ranges) - 1
+	if last < 0 {
+		return false
+	}
+	c.ranges, io.ranges = io.ranges[last], io.ranges[:last]
+	g.fillRanges(c, c.q.discard)
+	return true
 }
 
 // wake sends what can be sent.

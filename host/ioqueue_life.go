@@ -127,18 +127,20 @@ func (io *ioQueue) whenIdle() <-chan struct{} {
 }
 
 // advanceClock counts a tick, sends what is due again or found no room, and says whether a command has been under way
-// for at least limit ticks. Each that has counts it, and begins anew.
+// for at least limit ticks. Each that has begins anew, and counts it unless it may only have had to wait for its turn: a
+// controller that takes one command after the other, and is slow, goes on completing those before it.
 func (io *ioQueue) advanceClock(limit uint32) (late bool) {
 	io.mu.Lock()
 	io.now++
 	due := io.again != nil || io.backlog != nil
 	if io.inFlight > 0 && io.tq != nil {
-		for i := range io.commands {
-			c := &io.commands[i]
+		for _, c := range io.commands {
 			if c.sent && io.now-c.tick >= limit {
 				late = true
 				c.tick = io.now
-				c.late++
+				if io.passed > c.order || io.now-io.moved >= limit/2 {
+					c.late++
+				}
 				if d := c.q.discard; c.piece > 0 && (d == 0 || c.piece <= d) { // less at once may be done in time
 					c.q.discard = max(c.piece/2, 1)
 				}

@@ -18,6 +18,7 @@ type manualQueue struct {
 	depth    int
 	ended    bool
 	noWrites func() bool
+	paused   func(nsid uint32) bool
 	refuses  func() bool
 	under    []*transport.Request
 }
@@ -35,6 +36,9 @@ func (q *manualQueue) Submit(r *transport.Request) error {
 	}
 	if q.noWrites() && r.Owner.(*command).writes {
 		q.t.Error("a command that writes was sent while they are held")
+	}
+	if q.paused((*nvme.Command)(&r.Command).NSID()) {
+		q.t.Error("a command was sent to a paused namespace")
 	}
 	q.under = append(q.under, r)
 	return nil
@@ -77,12 +81,19 @@ func modelRun(t *testing.T, seed uint64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	open := func() *Namespace {
-		n := newNamespace(ctrl, 1, []*ioQueue{io})
-		n.update(g, &found{nsid: 1, id: id})
-		return n
+	var spaces [2]*Namespace
+	resume := func(n *Namespace) {
+		g := *g
+		g.nsid = n.nsid
+		n.update(&g, &found{nsid: n.nsid, id: id})
+		n.wake()
 	}
-	spaces := []*Namespace{open(), open()}
+	open := func(i int) {
+		spaces[i] = newNamespace(ctrl, uint32(i+1), []*ioQueue{io})
+		resume(spaces[i])
+	}
+	open(0)
+	open(1)
 	data := make([]byte, 64<<10)
 	var all []*modelRequest
 	held := true
@@ -91,6 +102,7 @@ func modelRun(t *testing.T, seed uint64) {
 	connect := func() {
 		tq = &manualQueue{
 			t: t, depth: 2 + rnd.IntN(records), noWrites: func() bool { return held }, refuses: func() bool { return rnd.IntN(100) == 0 },
+			paused: func(nsid uint32) bool { return spaces[nsid-1].geometry.Load().paused != nil },
 		}
 		held = rnd.IntN(2) == 0
 		io.resume(tq, tq.depth-1, !held)
@@ -135,7 +147,7 @@ func modelRun(t *testing.T, seed uint64) {
 		r.Done(r)
 	}
 	for range 400 {
-		switch x := rnd.IntN(100); {
+		switch x := rnd.IntN(103); {
 		case x < 40:
 			m := &modelRequest{}
 			m.Op, m.Off, m.Owner = blockdev.Op(rnd.IntN(5)), int64(rnd.IntN(1000))<<9, m
@@ -143,8 +155,8 @@ func modelRun(t *testing.T, seed uint64) {
 			m.Data = data[:512*(1+rnd.IntN(len(data)/512))]
 			m.Done = func(r *blockdev.Request) {
 				m.ended++
-				for i := range io.commands {
-					if io.commands[i].req == r {
+				for _, c := range io.commands {
+					if c.req == r {
 						t.Error("ended with parts under way")
 					}
 				}
@@ -188,7 +200,7 @@ func modelRun(t *testing.T, seed uint64) {
 			n.closed.Store(true)
 			n.refuse(blockdev.ErrClosed)
 			drained := io.remove(&n.queues[0], blockdev.ErrClosed)
-			spaces[i] = open()
+			open(i)
 			defer func() {
 				select {
 				case <-drained:
@@ -196,9 +208,23 @@ func modelRun(t *testing.T, seed uint64) {
 					t.Error("a closed namespace has requests")
 				}
 			}()
-		default:
+		case x < 100:
 			io.retryNow()
+		case x < 102:
+			if n := spaces[rnd.IntN(len(spaces))]; n.Err() == nil {
+				n.pause(blockdev.ErrLost, time.Time{})
+			}
+		default:
+			if n := spaces[rnd.IntN(len(spaces))]; rnd.IntN(4) > 0 {
+				resume(n)
+			} else if n.geometry.Load().paused != nil { // for too long
+				n.refuse(blockdev.ErrLost)
+				n.wake()
+			}
 		}
+	}
+	for _, n := range spaces {
+		resume(n)
 	}
 	if !connected() {
 		connect()
@@ -229,7 +255,7 @@ func modelRun(t *testing.T, seed uint64) {
 	for c := io.free; c != nil; c = c.next {
 		free++
 	}
-	if free != records || len(io.ranges) != ranges || io.backlog != nil || io.inFlight != 0 {
+	if free != records || len(io.commands) != records || io.parked != 0 || len(io.ranges) != ranges || io.backlog != nil || io.inFlight != 0 {
 		t.Errorf("%d records, %d range buffers free, %d in flight", free, len(io.ranges), io.inFlight)
 	}
 }

@@ -46,6 +46,56 @@ func TestCommandThatIsAlwaysLate(t *testing.T) {
 	}
 }
 
+// A controller that takes one command after the other and needs longer than the timeout for all that it is given: each
+// comes to its turn after some resets, and none is given up. Unless one of them is never done with.
+func TestSlowInTurn(t *testing.T) {
+	for _, poison := range []int64{-1, 60} {
+		inTime(t, func(t *testing.T) {
+			const writes, inTimeout = 127, 20
+			ft := newFakeTarget(1 << 20)
+			cfg := testConfig(ft)
+			cfg.NrIOQueues, cfg.IOTimeout = 1, 30*time.Second
+			c := connect(t, cfg)
+			n := c.Namespaces()[0]
+			b := lease(t, n, 4096)
+			var free time.Time // when the controller is done with what it has; q's poller's
+			var last *fakeQueue
+			stuck := false
+			ft.change(func() {
+				ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
+					if !isIO(q, r) {
+						return false
+					}
+					if q != last {
+						last, free, stuck = q, time.Now(), false
+					}
+					if free.Before(time.Now()) {
+						free = time.Now()
+					}
+					if stuck = stuck || int64((*nvme.Command)(&r.Command).SLBA()) == poison*8; !stuck {
+						free = free.Add(cfg.IOTimeout / inTimeout)
+						q.performLater(r, time.Until(free))
+					}
+					return true
+				}
+			})
+			var all [writes]<-chan outcome
+			for i := range all {
+				all[i] = start(n, blockdev.Write, int64(i)*4096, b)
+			}
+			for i, w := range all {
+				var late *TimeoutError
+				if o := <-w; poison < 0 && o.err != nil || int64(i) == poison && !errors.As(o.err, &late) {
+					t.Error(i, o.err)
+				}
+			}
+			if r := c.Info().Resets; r < maxLate || r > 4*maxLate {
+				t.Error(r, "resets")
+			}
+		})
+	}
+}
+
 // A controller that deallocates slowly: what is too much for it at once is asked for in smaller parts.
 func TestSlowDeallocate(t *testing.T) {
 	inTime(t, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"farblk/blockdev"
 	"farblk/host/nvme"
@@ -76,9 +77,12 @@ func (n *Namespace) ANAState() nvme.ANAState {
 	return n.ana
 }
 
-// Err is why the namespace takes no I/O although its controller is live: nil, or blockdev.ErrChanged, ErrLost (detached,
-// or it cannot be identified at the moment) or ErrClosed.
-func (n *Namespace) Err() error { return n.geometry.Load().err }
+// Err is why I/O fails, or waits, although the controller is live: nil, or blockdev.ErrChanged, ErrLost (detached, or it
+// cannot be identified at the moment, in which case I/O waits at first) or ErrClosed.
+func (n *Namespace) Err() error {
+	g := n.geometry.Load()
+	return cmp.Or(g.err, g.paused)
+}
 
 // Info implements blockdev.Device.
 func (n *Namespace) Info() blockdev.Info { return n.geometry.Load().info }
@@ -140,14 +144,45 @@ func (n *Namespace) attached() bool {
 // refuse makes all I/O fail with err. What waits fails as soon as the queues run.
 func (n *Namespace) refuse(err error) {
 	g := *n.geometry.Load()
-	g.err = err
+	g.err, g.paused = err, nil
 	n.geometry.Store(&g)
 }
 
-// wake makes the queues look at what waits.
+// pause makes all I/O wait because of err, until then, if that is not zero. update and refuse end it.
+func (n *Namespace) pause(err error, until time.Time) {
+	old := n.geometry.Load()
+	g := *old
+	g.paused, g.until = err, until
+	if g.err == nil {
+		n.geometry.CompareAndSwap(old, &g) // else it has been closed
+	}
+}
+
+// endPause refuses I/O if a pause has lasted too long by now, and says whether it did.
+func (n *Namespace) endPause(now time.Time) bool {
+	old := n.geometry.Load()
+	if old.paused == nil || old.until.IsZero() || now.Before(old.until) {
+		return false
+	}
+	g := *old
+	g.err, g.paused = old.paused, nil
+	if !n.geometry.CompareAndSwap(old, &g) {
+		return false // it has ended just now
+	}
+	n.wake()
+	return true
+}
+
+// wake makes the queues look at what waits, also at what waited for the end of a pause.
 func (n *Namespace) wake() {
 	for i := range n.queues {
-		n.queues[i].io.wake()
+		q := &n.queues[i]
+		q.io.mu.Lock()
+		if q.waiting.head != nil {
+			q.enlist()
+		}
+		q.io.mu.Unlock()
+		q.io.wake()
 	}
 }
 
@@ -158,7 +193,7 @@ func (n *Namespace) update(g *geometry, f *found) (changed bool) {
 	n.id, n.ids, n.gone = f.id, f.ids, false
 	watchers := n.watchersLocked()
 	n.mu.Unlock()
-	if old == nil || old.info == g.info && old.err == nil {
+	if old == nil || old.info == g.info && old.err == nil && old.paused == nil {
 		return false
 	}
 	for _, w := range watchers {

@@ -19,9 +19,13 @@ import (
 
 // start submits a request and returns where its end, the error and the time, will be seen.
 func start(n *Namespace, op blockdev.Op, off int64, data []byte) <-chan outcome {
+	return startRequest(n, &blockdev.Request{Op: op, Off: off, Data: data})
+}
+
+func startRequest(n *Namespace, r *blockdev.Request) <-chan outcome {
 	c := make(chan outcome, 1)
-	r := &blockdev.Request{Op: op, Off: off, Data: data, Done: func(r *blockdev.Request) { c <- outcome{r.Err, time.Now()} }}
-	q := n.Queue(int(off >> 12))
+	r.Done = func(r *blockdev.Request) { c <- outcome{r.Err, time.Now()} }
+	q := n.Queue(int(r.Off >> 12))
 	q.Submit(r)
 	q.Kick()
 	return c

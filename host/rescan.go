@@ -3,6 +3,7 @@ package host
 import (
 	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"farblk/host/nvme"
@@ -13,18 +14,15 @@ import (
 const (
 	firstLookPause = 100 * time.Millisecond
 	lastLookPause  = time.Minute
-	// maxLookPatience is how long a scan waits in all for namespaces that are in use and may be well in a moment: as
-	// long, I/O to the others waits too.
+	lastPausedLook = 5 * time.Second // the limit while I/O waits for it
+	// maxLookPatience is how long Connect waits in all for namespaces that may be well in a moment.
 	maxLookPatience = time.Second
 )
 
-// lookPatiently is look, but gives a namespace that is in use, or may be soon, some time to get ready, which it takes
-// from patience.
+// lookPatiently is look, but at the first connect it gives a namespace some time to get ready, which it takes from
+// patience. Later one that is known is paused, see takeSick, and keeps nobody else waiting.
 func (c *Controller) lookPatiently(ctx context.Context, a *association, nsid uint32, patience *time.Duration) (*found, error) {
-	c.mu.Lock()
-	n := c.spaces[nsid]
-	c.mu.Unlock()
-	patient := c.State() == StateConnecting || n != nil && n.attached() && n.Err() == nil
+	patient := c.State() == StateConnecting
 	for pause := firstLookPause; ; pause *= 2 {
 		f, err := a.look(ctx, nsid)
 		if err != nil || f == nil || f.err == nil || !patient || *patience < pause {
@@ -78,7 +76,11 @@ func (c *Controller) rescans(a *association) {
 			return
 		}
 		_ = c.rescan(a.ctx, a) // then it asks again
-		if pause = min(2*pause, lastLookPause); len(a.unwell) == 0 {
+		limit := lastLookPause
+		if slices.ContainsFunc(c.Namespaces(), func(n *Namespace) bool { return n.geometry.Load().paused != nil }) {
+			limit = lastPausedLook
+		}
+		if pause = min(2*pause, limit); len(a.unwell) == 0 {
 			pause = firstLookPause
 		}
 	}

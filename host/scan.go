@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"farblk/blockdev"
 	"farblk/host/nvme"
@@ -172,7 +173,7 @@ func (c *Controller) take(a *association, f *found) (n *Namespace, kind EventKin
 		return n, EventState, nil
 	}
 	if f.err != nil {
-		return takeSick(n, f)
+		return c.takeSick(n, f)
 	}
 	g, err := newGeometry(a.limits, f.nsid, f.id)
 	if g != nil {
@@ -192,6 +193,7 @@ func (c *Controller) take(a *association, f *found) (n *Namespace, kind EventKin
 			case gone:
 				return n, EventNamespaceAdded, nil
 			case changed:
+				n.wake() // it may have been paused
 				return n, EventNamespaceChanged, nil
 			}
 			return n, EventState, nil
@@ -228,18 +230,41 @@ func (c *Controller) take(a *association, f *found) (n *Namespace, kind EventKin
 	return n, EventNamespaceAdded, nil
 }
 
-// takeSick makes n, if it is known, refuse I/O as long as it cannot be identified: it may be another one by now.
-func takeSick(n *Namespace, f *found) (*Namespace, EventKind, error) {
+// takeSick keeps I/O from n, if it is known, as long as it cannot be identified: it may be another one by now. As when
+// the controller is lost, I/O waits at first, because a target that has just started may need some time to have its
+// namespaces ready; unless the controller says that asking again is no use.
+func (c *Controller) takeSick(n *Namespace, f *found) (*Namespace, EventKind, error) {
 	if n == nil || !n.attached() {
 		return nil, EventState, f.err
 	}
-	if n.Err() != nil { // for this reason, or a worse one
+	g := n.geometry.Load()
+	hopeless := statusOf(f.err).DNR()
+	if g.err != nil || g.paused != nil && !hopeless { // for this reason, or a worse one
 		return n, EventState, nil
 	}
 	err := fmt.Errorf("%w: %w", blockdev.ErrLost, f.err)
-	n.refuse(err)
-	n.wake()
+	if hopeless {
+		n.refuse(err)
+		n.wake()
+		return n, EventNamespaceChanged, err
+	}
+	var until time.Time
+	if p := c.cfg.patience(); p >= 0 {
+		until = time.Now().Add(p)
+	}
+	n.pause(err, until)
 	return n, EventNamespaceChanged, err
+}
+
+// endPauses has I/O fail that has waited too long for a namespace to be identified.
+func (c *Controller) endPauses(now time.Time) {
+	for _, n := range c.Namespaces() {
+		if n.endPause(now) {
+			err := n.Err()
+			c.cfg.Logger.Warn("namespace given up for now", "nsid", n.nsid, "err", err)
+			c.tell(Event{Kind: EventNamespaceChanged, State: c.State(), Namespace: n, Err: err})
+		}
+	}
 }
 
 // detach makes a namespace that the controller does not list any more fail its requests.

@@ -2,6 +2,7 @@ package host
 
 import (
 	"math"
+	"time"
 
 	"farblk/blockdev"
 	"farblk/host/nvme"
@@ -17,7 +18,10 @@ func writes(op blockdev.Op) bool {
 type geometry struct {
 	info blockdev.Info
 	err  error // no I/O, for this reason
-	nsid uint32
+	// paused, if set, is why I/O waits, until then, if that is not zero, and fails from then on. Never together with err.
+	paused error
+	until  time.Time
+	nsid   uint32
 	// shift is the block size as a power of two; boundary, in bytes, is where reads and writes are better not
 	// crossed, 0 if nowhere.
 	shift      uint8

@@ -12,7 +12,8 @@ import (
 // maxRetries is how often a command is sent again that the controller refused without forbidding it.
 const maxRetries = 5
 
-// maxLate is how often a command gets no completion in time, and ends the connection, before it is given up.
+// maxLate is how often a command gets no completion in time, and ends the connection, before it is given up: not counting
+// when it may only have had to wait for its turn, see ioQueue.advanceClock.
 const maxLate = 5
 
 // IOError is a request that the controller completed with an error. It is one of blockdev's errors, and an
@@ -96,10 +97,7 @@ func (c *Controller) retryDelay(s nvme.StatusCode, n int) (ticks uint32, ok bool
 	switch s.Code() {
 	case nvme.StatusANAInaccessible, nvme.StatusANATransition:
 		pause := max(time.Second/2, c.tick)
-		patience := c.cfg.FastIOFail
-		if patience == 0 {
-			patience = c.cfg.CtrlLossTimeout
-		}
+		patience := c.cfg.patience()
 		if patience > 0 && time.Duration(n)*pause >= min(patience, (math.MaxUint16-1)*pause) {
 			return 0, false
 		}
