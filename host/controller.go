@@ -36,16 +36,17 @@ type Controller struct {
 	armed   [numTimers]uint // counts arms and disarms, to tell a firing that was stopped too late
 	abort   context.CancelCauseFunc
 
-	scanning sync.Mutex
-	leftOut  map[uint32]string // by namespace ID: why, as it was logged; scanning's
-	mu       sync.Mutex
-	state    State
-	err      error
-	assoc    *association // live, or being shut down
-	last     *association // the newest one that was live, for Info
-	queues   []*ioQueue
-	spaces   map[uint32]*Namespace
-	resets   uint64
+	scanning  sync.Mutex
+	leftOut   map[uint32]string // by namespace ID: why, as it was logged; scanning's
+	anaFailed string            // why the ANA log was not read last time, as it was logged; scanning's
+	mu        sync.Mutex
+	state     State
+	err       error
+	assoc     *association // live, or being shut down
+	last      *association // the newest one that was live, for Info
+	queues    []*ioQueue
+	spaces    map[uint32]*Namespace
+	resets    uint64
 	// writesUntil is when no write of a lost association, or of a process before this one, can be alive any more.
 	writesUntil time.Time
 }
@@ -417,7 +418,9 @@ func (c *Controller) Done() <-chan struct{} { return c.done }
 
 // Shutdown ends the connection: requests that wait fail with blockdev.ErrClosed, those under way get time to
 // end, the controller is told, everything is freed, the pool too, and no goroutine is left. It takes little more than
-// ShutdownTimeout even if the controller does not answer. If ctx ends first the shutdown goes on, without the pool.
+// ShutdownTimeout even if the controller does not answer. But as long as an RDMA device refuses to stop (its driver or
+// the kernel hangs) it waits, because the device may still write to the pool. If ctx ends first the shutdown goes on,
+// without the pool.
 // Errors: ctx's; buffers that are still leased. It may be called again.
 func (c *Controller) Shutdown(ctx context.Context) error {
 	c.post(machineEvent{kind: evDelete})

@@ -78,7 +78,8 @@ type nsQueue struct {
 	next                    *nsQueue      // in io.backlog; nil: not in it, because nothing waits or ns is paused
 	used                    int           // commands that belong to this namespace, sent or not
 	drained                 chan struct{} // closed when used becomes 0
-	// discard bounds a Dataset Management, in bytes, after a larger one took too long; 0: it has not.
+	// discard bounds a Dataset Management, in bytes, after a larger one took too long; 0: it has not. It rises again when
+	// the controller is faster than it has to be.
 	discard int64
 	removed error // set: it is no more in io.queues, and requests fail with this
 }
@@ -235,10 +236,15 @@ func (io *ioQueue) done(tr *transport.Request) {
 		switch {
 		case !status.OK():
 			finished = io.refused(c, status)
-		case c.left > c.piece:
-			finished = io.nextPiece(c)
 		default:
-			finished = io.finish(c, nil)
+			if c.piece > 0 && c.q.discard > 0 {
+				io.raiseDiscard(c)
+			}
+			if c.left > c.piece {
+				finished = io.nextPiece(c)
+			} else {
+				finished = io.finish(c, nil)
+			}
 		}
 		if io.backlog != nil || io.again != nil {
 			sent = io.pump(&list)
@@ -311,6 +317,16 @@ func (io *ioQueue) lost(c *command) *blockdev.Request {
 	c.next, io.again = io.again, c
 	io.counters.Resent++
 	return nil
+}
+
+// raiseDiscard doubles the bound on deallocations after c, as large as that allows, took at most a quarter of the time
+// that there is: then twice as much is done in time too. io.mu is held.
+func (io *ioQueue) raiseDiscard(c *command) {
+	ns := c.q.ns
+	full := c.piece+int64(ns.Info().BlockSize) > c.q.discard
+	if full && io.now-c.tick <= ns.ctrl.ticks(ns.ctrl.cfg.IOTimeout)/4 {
+		c.q.discard *= 2
+	}
 }
 
 // nextPiece goes on with a Dataset Management that was too much for one round. io.mu is held.

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"slices"
 
 	"farblk/transport"
@@ -92,18 +93,21 @@ func (io *ioQueue) abandonQueue(q *nsQueue, err error, list *requestList) {
 }
 
 // remove takes q out, fails what waits on it and what comes with err, and returns a channel that is closed when the
-// transport has none of its requests any more.
+// transport has none of its requests any more. It may be called again: the first err stays.
 func (io *ioQueue) remove(q *nsQueue, err error) <-chan struct{} {
-	drained := make(chan struct{})
 	var list requestList
 	io.mu.Lock()
-	q.removed = err
+	q.removed = cmp.Or(q.removed, err)
 	io.abandonQueue(q, err, &list)
 	io.queues = slices.DeleteFunc(io.queues, func(x *nsQueue) bool { return x == q })
-	if q.used == 0 {
-		close(drained)
-	} else {
-		q.drained = drained
+	drained := q.drained
+	if drained == nil {
+		drained = make(chan struct{})
+		if q.used > 0 {
+			q.drained = drained
+		} else {
+			close(drained)
+		}
 	}
 	io.mu.Unlock()
 	list.deliver()

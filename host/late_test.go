@@ -98,14 +98,15 @@ func TestSlowInTurn(t *testing.T) {
 
 // A controller that deallocates slowly: what is too much for it at once is asked for in smaller parts.
 func TestSlowDeallocate(t *testing.T) {
+	const mib = 1 << 16 // scaled down
 	inTime(t, func(t *testing.T) {
-		ft := newFakeTarget(64 << 20)
+		ft := newFakeTarget(64 * mib)
 		c := connect(t, testConfig(ft))
 		n := c.Namespaces()[0]
 		for i := range ft.spaces[1].data {
 			ft.spaces[1].data[i] = 1
 		}
-		const most = 20 << 20 // in time
+		most, takes := int64(20*mib), 20*time.Second // in time, and how long
 		sent := 0
 		ft.change(func() {
 			ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
@@ -118,22 +119,33 @@ func TestSlowDeallocate(t *testing.T) {
 					x, _ := nvme.ParseRange(r.Data[i*nvme.RangeSize:])
 					blocks += int64(x.Blocks)
 				}
-				return blocks<<9 > most
+				if blocks<<9 <= most {
+					q.performLater(r, takes)
+				}
+				return true
 			}
 		})
-		if err := do(n, blockdev.Discard, 512, nil, 64<<20-1024); err != nil {
+		if err := do(n, blockdev.Discard, 512, nil, 64*mib-1024); err != nil {
 			t.Fatal(err)
 		}
 		for i, x := range ft.spaces[1].data {
-			if x == 0 != (i >= 512 && i < 64<<20-512) {
+			if x == 0 != (i >= 512 && i < 64*mib-512) {
 				t.Fatal("byte", i, "is", x)
 			}
 		}
 		if r := c.Info().Resets; r != 2 || sent != 2+5 {
 			t.Error(r, "resets,", sent, "commands")
 		}
-		if err := do(n, blockdev.Discard, 0, nil, 64<<20); err != nil || c.Info().Resets != 2 || sent != 2+5+5 {
+		if err := do(n, blockdev.Discard, 0, nil, 64*mib); err != nil || c.Info().Resets != 2 || sent != 2+5+5 {
 			t.Error("another:", err, c.Info().Resets, sent)
+		}
+		// It was only busy: the bound goes up again, as far as a deallocation can go.
+		ft.change(func() { most, takes = 64*mib, time.Second })
+		for i, want := range []int{5, 3, 2, 1} {
+			sent = 0
+			if err := do(n, blockdev.Discard, 0, nil, 64*mib); err != nil || c.Info().Resets != 2 || sent != want {
+				t.Error(i, "after it was busy:", err, c.Info().Resets, sent)
+			}
 		}
 	})
 }

@@ -156,6 +156,32 @@ func TestEventFollowedLater(t *testing.T) {
 	}
 }
 
+// Closing a namespace waits for what is under way also when another scan has taken it out of the queues meanwhile.
+func TestQueueRemovedTwice(t *testing.T) {
+	n := instantNamespace(t, 8)
+	q := &n.queues[0]
+	q.Submit(&blockdev.Request{Op: blockdev.Flush, Done: func(*blockdev.Request) {}})
+	drained := []<-chan struct{}{q.io.remove(q, blockdev.ErrClosed), q.io.remove(q, blockdev.ErrLost)}
+	for i, want := range []bool{false, true} {
+		for j, c := range drained {
+			closed := false
+			select {
+			case <-c:
+				closed = true
+			default:
+			}
+			if closed != want {
+				t.Error("step", i, "call", j, "drained:", closed)
+			}
+		}
+		q.Poll(0)
+	}
+	<-q.io.remove(q, blockdev.ErrLost)
+	if !errors.Is(q.removed, blockdev.ErrClosed) {
+		t.Error(q.removed)
+	}
+}
+
 // One namespace after another in the same place: those before leave nothing behind.
 func TestReplacedNamespaces(t *testing.T) {
 	inTime(t, func(t *testing.T) {

@@ -121,8 +121,14 @@ func (c *Controller) scan(ctx context.Context, a *association) error {
 			if statusOf(err) == 0 {
 				return err
 			}
-			a.cfg.Logger.Warn("how the controller reaches its namespaces is not known", "err", err)
+			if c.anaFailed != err.Error() { // and not each time
+				a.cfg.Logger.Warn("how the controller reaches its namespaces is not known", "err", err)
+			}
 			a.lookAgain()
+		}
+		c.anaFailed = ""
+		if err != nil {
+			c.anaFailed = err.Error()
 		}
 	}
 	first := c.State() == StateConnecting
@@ -138,7 +144,7 @@ func (c *Controller) scan(ctx context.Context, a *association) error {
 		}
 		delete(c.leftOut, f.nsid)
 		seen[f.nsid] = true
-		if f.err == nil {
+		if f.err == nil && states != nil {
 			n.mu.Lock()
 			n.ana = states[f.id.ANAGRPID]
 			n.mu.Unlock()

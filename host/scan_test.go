@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -191,6 +193,43 @@ func TestANAChange(t *testing.T) {
 		}
 		if c.Info().Resets != 0 {
 			t.Error("reset")
+		}
+	})
+}
+
+// As long as the ANA log cannot be read, what it said last stands, and the log says it once.
+func TestANALogFails(t *testing.T) {
+	inTime(t, func(t *testing.T) {
+		ft := newFakeTarget(1 << 20)
+		ft.id.CMIC, ft.id.NANAGRPID, ft.id.ANAGRPMAX = nvme.CMICANA, 1, 1
+		ft.ana = nvme.ANALog{ChangeCount: 1, Groups: []nvme.ANAGroup{{ID: 1, State: nvme.ANANonOptimized, NSIDs: []uint32{1}}}}
+		var log strings.Builder
+		cfg := testConfig(ft)
+		cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		c := connect(t, cfg)
+		n := c.Namespaces()[0]
+		for round := range 2 {
+			ft.change(func() {
+				ft.intercept = func(q *fakeQueue, r *transport.Request) bool {
+					cmd := (*nvme.Command)(&r.Command)
+					if q.params.ID != 0 || cmd.Opcode() != nvme.AdminGetLogPage || cmd.LogID() != nvme.LogANA {
+						return false
+					}
+					answer(q, r, 0, nvme.StatusInternalError)
+					return true
+				}
+			})
+			ft.live().event(nvme.EventANAChanged)
+			time.Sleep(time.Hour)
+			if s := n.ANAState(); s != nvme.ANANonOptimized {
+				t.Error(s)
+			}
+			ft.change(func() { ft.intercept = nil })
+			time.Sleep(lastLookPause)
+			synctest.Wait()
+			if w := strings.Count(log.String(), "how the controller reaches"); w != round+1 {
+				t.Error(w, "warnings:", log.String())
+			}
 		}
 	})
 }
