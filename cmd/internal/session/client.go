@@ -121,7 +121,10 @@ func (d *StateDir) Find(what string) ([]Status, error) {
 // *BusyError and *UnfinishedError when the session goes on.
 func (d *StateDir) Disconnect(ctx context.Context, name string, force bool) error {
 	path := d.folder(name)
-	process, err := openOwner(path)
+	if !alive(path) {
+		return d.clear(name, force)
+	}
+	process, err := openOwner(path) // not before: it is this owner's
 	if err == nil {
 		defer unix.Close(process)
 	}
@@ -195,7 +198,9 @@ func exits(pidfd int, in time.Duration) bool {
 
 // clear removes what a session whose process is gone has left. Errors: *BusyError.
 func (d *StateDir) clear(name string, force bool) error {
-	unlock, err := lockDir(d.Path, time.Second)
+	d.clearing.Lock()
+	defer d.clearing.Unlock()
+	unlock, err := lockDir(d.Path, lockLimit)
 	if err != nil {
 		return err
 	}

@@ -68,16 +68,12 @@ func (d *StateDir) noteCrash(folder string) error {
 	return d.noteWrites(c, c.grace())
 }
 
-// noteFailedStart is noteCrash for a session that did not get to be ready: it may have been connected.
+// noteFailedStart is noteCrash for a session that did not get to be ready: it may have been connected. The directory is
+// locked.
 func (d *StateDir) noteFailedStart(folder string) error {
 	if c, err := readConfig(folder); err != nil || c.Grace == 0 {
 		return nil
 	}
-	unlock, err := lockDir(d.Path, time.Second)
-	if err != nil {
-		return err
-	}
-	defer unlock()
 	return d.noteCrash(folder)
 }
 

@@ -10,12 +10,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 const namePrefix = "farblk"
+
+// lockLimit is for how long a command waits for another one that has the state directory locked.
+const lockLimit = 4 * time.Second
 
 // StateDir is the folder of all sessions' folders.
 type StateDir struct {
@@ -26,6 +30,8 @@ type StateDir struct {
 	RemoveLeftover func(l Leftover, force bool) error
 	// Crashed, if not nil, is told of each session that is found dead, and where its log is kept from now on.
 	Crashed func(name, log string)
+
+	clearing sync.Mutex // several dead sessions at once: each waits lockLimit for others, but not for these
 }
 
 // DefaultPath is the state directory's: FARBLK_STATE_DIR, /run/farblk for root, else farblk in XDG_RUNTIME_DIR.
@@ -48,7 +54,7 @@ type Folder struct {
 	dir   *StateDir // nil in a process that did not create it
 	lock  *os.File
 	keep  bool   // it names something that this session, or a dead one, leaves in the system
-	words string // the end of the log, once it has been removed
+	words string // the end of the log of a start that failed, for a message
 }
 
 // AlreadyConnectedError says that another session is the same connection.
@@ -94,7 +100,7 @@ func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 	if err := os.MkdirAll(d.Path, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w: FARBLK_STATE_DIR can name a folder of your own", err)
 	}
-	unlock, err := lockDir(d.Path, 5*time.Second)
+	unlock, err := lockDir(d.Path, lockLimit)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +141,8 @@ func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 			return nil, fmt.Errorf("state folder: %w", err)
 		}
 	}
-	f.lock, err = os.OpenFile(f.file("lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	// Emptied before it is locked: the number of a dead owner may be another process's by now.
+	f.lock, err = os.OpenFile(f.file("lock"), os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0o600)
 	if err == nil {
 		err = unix.Flock(int(f.lock.Fd()), unix.LOCK_EX) // waits for those who look whether it is free
 	}
@@ -300,9 +307,13 @@ func lockDir(dir string, wait time.Duration) (unlock func(), err error) {
 		if err == nil {
 			return func() { l.Close() }, nil
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
+		switch {
+		case !errors.Is(err, unix.EWOULDBLOCK):
 			l.Close()
-			return nil, fmt.Errorf("state directory %s: locked by another farblk for too long: %w", dir, err)
+			return nil, fmt.Errorf("state directory %s: %w", dir, os.NewSyscallError("flock", err))
+		case time.Now().After(deadline):
+			l.Close()
+			return nil, fmt.Errorf("state directory %s: locked by another farblk for too long: try again", dir)
 		}
 	}
 }

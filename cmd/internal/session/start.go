@@ -83,7 +83,7 @@ func (f *Folder) Start(ctx context.Context, args ...string) (*Result, error) {
 		return nil, errors.New(m.Error)
 	}
 	state := f.reap(cmd)
-	return nil, fmt.Errorf("the session's process ended (%s) before it was ready%s", state, f.lastWords())
+	return nil, fmt.Errorf("the session's process ended (%s) before it was ready%s", state, f.words)
 }
 
 // startFlusher starts cmd with the I/O flusher state, where that is allowed: memory that the kernel allocates for
@@ -104,24 +104,26 @@ func (f *Folder) reap(cmd *exec.Cmd) *os.ProcessState {
 	kill := time.AfterFunc(4*time.Second, func() { _ = cmd.Process.Kill() })
 	_ = cmd.Wait()
 	kill.Stop()
-	if _, err := os.Stat(f.Path); err == nil {
-		words := f.lastWords() // read before the log goes
-		if f.dir.removeLeftovers(f.Path, false) == nil && f.dir.noteFailedStart(f.Path) == nil {
-			if kept := f.dir.keepLog(f.Path); kept != "" && words != "" {
-				words += " (its log is " + kept + ")"
-			}
-			removeFolder(f.Path)
+	unlock, err := lockDir(f.dir.Path, lockLimit)
+	if err != nil {
+		return cmd.ProcessState // the next one to look does the rest
+	}
+	defer unlock()
+	if _, err := os.Stat(f.Path); err != nil || alive(f.Path) { // it has removed it, and the name may have been taken
+		return cmd.ProcessState
+	}
+	f.words = f.lastWords() // read before the log goes
+	if f.dir.removeLeftovers(f.Path, false) == nil && f.dir.noteFailedStart(f.Path) == nil {
+		if kept := f.dir.keepLog(f.Path); kept != "" && f.words != "" {
+			f.words += " (its log is " + kept + ")"
 		}
-		f.words = words
+		removeFolder(f.Path)
 	}
 	return cmd.ProcessState
 }
 
 // lastWords is the end of the session's log, for a message: ": LINE".
 func (f *Folder) lastWords() string {
-	if f.words != "" {
-		return f.words
-	}
 	b, err := os.ReadFile(f.file("log"))
 	if err != nil {
 		return ""
