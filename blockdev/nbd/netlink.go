@@ -39,7 +39,7 @@ const (
 )
 
 // ErrNoModule says that the kernel's NBD driver is not there.
-var ErrNoModule = errors.New("the kernel has no NBD driver loaded: run \"modprobe nbd\" as root (the module belongs to the kernel's package)")
+var ErrNoModule = errors.New("the kernel has no NBD driver, and \"modprobe nbd\" loads none: install this kernel's modules, or export in another way")
 
 // ErrNotRoot says that the kernel refused for lack of rights.
 var ErrNotRoot = errors.New("attaching a kernel NBD device needs root (CAP_SYS_ADMIN outside of any user namespace)")
@@ -155,7 +155,7 @@ func loadModule(ctx context.Context) error {
 		return nil
 	}
 	if s := strings.TrimSpace(string(out)); s != "" {
-		return fmt.Errorf("%w (modprobe: %s)", ErrNoModule, s)
+		return fmt.Errorf("%w (%s)", ErrNoModule, s)
 	}
 	if err != nil {
 		return fmt.Errorf("%w (modprobe: %w)", ErrNoModule, err)

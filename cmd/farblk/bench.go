@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"math"
 	"os"
@@ -130,6 +131,9 @@ func devicePath(what string) (string, error) {
 	if isDevice(what) {
 		return what, nil
 	}
+	if st, err := os.Stat(what); err == nil && st.Mode()&fs.ModeSocket != 0 {
+		return "", fmt.Errorf("%s is an NBD socket, which goes past the kernel: measure it with fio's nbd engine, or the connection with -a and -n", what)
+	}
 	dir, err := openStateDir()
 	if err != nil {
 		return "", err
@@ -156,6 +160,27 @@ func devicePath(what string) (string, error) {
 	return "", fmt.Errorf("%s: no block device, file or connection", what)
 }
 
+// refuseOverwriting keeps a job that writes away from a subsystem that is connected: its devices may be in use.
+func refuseOverwriting(nqn string, j *benchJob) error {
+	if !j.writes() {
+		return nil
+	}
+	dir, err := openStateDir()
+	if err != nil {
+		return nil // no place where a session could be
+	}
+	entries, err := dir.Scan()
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.Config.Subsystem == nqn {
+			return fmt.Errorf("%s is connected as %s, and --rw %s would overwrite its devices behind their users: disconnect it first, or measure a device of it", nqn, e.Name, j.Mode)
+		}
+	}
+	return nil
+}
+
 // benchConnection makes a connection for the measurement alone.
 func benchConnection(ctx context.Context, c *cli.Context, j *benchJob) (r *benchResult, err error) {
 	nqn, err := checkNQN(c)
@@ -167,6 +192,9 @@ func benchConnection(ctx context.Context, c *cli.Context, j *benchJob) (r *bench
 		return nil, err
 	}
 	cfg.Subsystem = nqn
+	if err := refuseOverwriting(nqn, j); err != nil {
+		return nil, err
+	}
 	if cfg.NrIOQueues == 0 {
 		cfg.NrIOQueues = j.Queues
 	}

@@ -20,9 +20,15 @@ func benchPath(path string, j *benchJob, interrupted <-chan struct{}) (*benchRes
 	flags := unix.O_DIRECT | unix.O_RDONLY
 	if j.writes() {
 		flags = unix.O_DIRECT | unix.O_RDWR
+		if st, err := os.Stat(path); err == nil && st.Mode()&fs.ModeDevice != 0 {
+			flags |= unix.O_EXCL // fails when it is mounted, or part of another device
+		}
 	}
 	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
+		if errors.Is(err, unix.EBUSY) {
+			return nil, fmt.Errorf("%s is mounted or part of another device, and --rw %s would overwrite it: unmount it first", path, j.Mode)
+		}
 		if errors.Is(err, unix.EINVAL) {
 			return nil, fmt.Errorf("%s: cannot be opened for direct I/O: %w", path, err)
 		}
