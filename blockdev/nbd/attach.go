@@ -191,7 +191,7 @@ func Reattach(ctx context.Context, c AttachConfig) (*Attachment, error) {
 		a.discard()
 		return nil, fmt.Errorf("nbd: reattach: another process looks after %s: %w", devPath(c.Index), err)
 	}
-	if err := noteFormerOwner(a.lock, state.pid); err != nil {
+	if err := noteThread(a.lock, state.pid); err != nil {
 		c.Logger.Warn("nbd: the device may not be found after a crash", "device", a.Path, "err", err)
 	}
 	a.size = state.size // changed later, if it has to be
@@ -296,7 +296,7 @@ func (a *Attachment) begin(ctx context.Context) error {
 		var err error
 		if a.lock, err = lockIndex(ctx, a.cfg.LockDir, a.Index, unix.LOCK_EX, a.cfg.BusyTimeout); err != nil {
 			a.cfg.Logger.Warn("nbd: no lock file; other processes may take the device for a left-over", "device", a.Path, "err", err)
-		} else if err := noteFormerOwner(a.lock, 0); err != nil {
+		} else if err := noteThread(a.lock, readState(a.Index).pid); err != nil {
 			a.cfg.Logger.Warn("nbd: the lock file cannot be written", "device", a.Path, "err", err)
 		}
 	}

@@ -121,7 +121,7 @@ func TestCaseE08Recovery(t *testing.T) {
 	if stale, err := Stale(""); err != nil || len(stale) != 0 {
 		t.Errorf("left over after it was taken over: %+v, %v", stale, err)
 	}
-	if got, want := formerOwner(a.lock), readState(o.index).pid; got != want {
+	if got, want := notedThread(a.lock), readState(o.index).pid; got != want {
 		t.Errorf("the lock file names %d, the kernel %d", got, want)
 	}
 	detach(t, ctx, a)
@@ -205,6 +205,25 @@ func TestCaseE17Stale(t *testing.T) {
 	if s := readState(o.index); s.connected || s.size != 0 {
 		t.Errorf("after its removal: %+v", s)
 	}
+}
+
+// TestCaseE17Lock: the lock tells about a device whose lock file names the kernel's thread, even if that thread is there.
+func TestCaseE17Lock(t *testing.T) {
+	ctx := needKernel(t)
+	a := attach(t, ctx, AttachConfig{Index: -1, Device: memory(t, blockdev.MemoryConfig{Size: 8 << 20})})
+	if err := unix.Flock(int(a.lock.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	if stale, err := Stale(""); err != nil || len(stale) != 1 || stale[0].Index != a.Index {
+		t.Errorf("nobody holds the lock: %+v, %v", stale, err)
+	}
+	if err := noteThread(a.lock, os.Getppid()); err != nil { // as an earlier device left it
+		t.Fatal(err)
+	}
+	if stale, err := Stale(""); err != nil || len(stale) != 0 {
+		t.Errorf("just connected: %+v, %v", stale, err)
+	}
+	detach(t, ctx, a)
 }
 
 // TestCaseE02Stop stops and continues the owner of a device in the midst of requests.

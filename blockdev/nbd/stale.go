@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,8 +23,8 @@ type StaleDevice struct {
 }
 
 // Stale finds what dead processes left behind, to be taken over by Reattach or removed by DetachIndex. A device
-// counts as left behind when neither the thread that connected it exists nor anybody holds its lock file. lockDir is
-// AttachConfig's.
+// counts as left behind when nobody holds its lock file; and if it never had one (see noteThread), when the thread
+// that connected it is gone too. lockDir is AttachConfig's.
 func Stale(lockDir string) ([]StaleDevice, error) {
 	if lockDir == "" {
 		lockDir = defaultLockDir
@@ -46,10 +47,10 @@ func Stale(lockDir string) ([]StaleDevice, error) {
 			}
 			return out, err
 		}
-		gone := formerOwner(lock)
+		noted := notedThread(lock)
 		lock.Close()
-		if _, err := os.Stat("/proc/" + strconv.Itoa(s.pid)); err == nil && s.pid != gone {
-			continue
+		if s.pid != noted && threadLives(s.pid) {
+			continue // just connected, or it could get no lock file
 		}
 		out = append(out, StaleDevice{Index: i, Path: devPath(i), Identifier: id, Size: s.size})
 	}
@@ -80,9 +81,11 @@ func lockIndex(ctx context.Context, dir string, index, how int, timeout time.Dur
 	}
 }
 
-// The kernel goes on naming the thread that connected a device after that was taken over, and the thread's number may
-// become another's. So whoever takes over writes it into the lock file: noteFormerOwner, with 0 for none.
-func noteFormerOwner(lock *os.File, pid int) error {
+// noteThread says in the lock file that it is in use for the device that the kernel says this thread connected. From then
+// on the lock alone tells whether somebody looks after the device. The thread does not: the kernel goes on naming it after
+// a Reattach, its number may become another's, and it may be there as a zombie. The lock file of a device that has just been
+// connected, and not locked yet, still names the thread of an earlier one.
+func noteThread(lock *os.File, pid int) error {
 	b := []byte(strconv.Itoa(pid))
 	if _, err := lock.WriteAt(b, 0); err != nil {
 		return err
@@ -90,12 +93,23 @@ func noteFormerOwner(lock *os.File, pid int) error {
 	return lock.Truncate(int64(len(b)))
 }
 
-// formerOwner is what noteFormerOwner has written, or 0.
-func formerOwner(lock *os.File) int {
+// notedThread is what noteThread has written, or 0.
+func notedThread(lock *os.File) int {
 	b := make([]byte, 20)
 	n, _ := lock.ReadAt(b, 0)
 	pid, _ := strconv.Atoi(string(b[:n]))
 	return pid
+}
+
+// threadLives says whether a thread exists and has not ended (proc(5), /proc/pid/stat, field 3).
+func threadLives(pid int) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return false
+	}
+	after := b[bytes.LastIndexByte(b, ')')+1:] // the name before it may hold anything
+	f := bytes.Fields(after)
+	return len(f) > 0 && !bytes.ContainsAny(f[0], "ZXx")
 }
 
 // ownIdentifier says whether an identifier was given by Attach, and gives the caller's part.

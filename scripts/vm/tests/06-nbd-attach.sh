@@ -12,6 +12,6 @@ if FARBLK_NBD_KERNEL=1 /job/nbd.test -test.v -test.timeout 380s -test.run '^(Tes
 else
   fail "the tests of the kernel attach pass" "$(grep -E -A 12 '^ *--- FAIL|^panic|^fatal' "$log" | head -n 60; tail -n 5 "$log")"
 fi
-at_least "tests that passed" 19 "$(grep -c -- '^ *--- PASS' "$log")"
+at_least "tests that passed" 20 "$(grep -c -- '^ *--- PASS' "$log")"
 is "none was skipped" 0 "$(grep -c -- '--- SKIP' "$log")"
 is "no device is left connected" 0 "$(find /sys/block/nbd*/pid 2>/dev/null | wc -l)"
