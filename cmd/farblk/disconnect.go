@@ -18,7 +18,7 @@ func disconnectCommand() *cli.Command {
 		ArgsUsage: "[NAME | DEVICE]",
 		Description: "What to disconnect can be named by subsystem NQN (-n; all connections to it), or by connection (farblk0),\n" +
 			"/dev/nbdN, exported file or folder, or socket. Without --force a device in use is left alone, and so is one that has not\n" +
-			"written everything after two seconds: its connection goes on, and so does the writing.",
+			"written everything after two seconds, for instance while the target is away: its connection goes on, and so does the writing.",
 		Flags: []cli.Flag{
 			text("nqn", "n", "", "`NQN` of the subsystem"),
 			text("device", "d", "", "`NAME` of a connection, or path of an exported device, file or socket"),

@@ -51,10 +51,21 @@ func (d *StateDir) List() ([]Status, error) {
 		})
 	}
 	wg.Wait()
-	// A session that is ending is no news.
-	all = slices.DeleteFunc(all, func(s Status) bool { return s.State == Unresponsive && ends(d.folder(s.Name), 200*time.Millisecond) })
+	ended := make([]bool, len(all))
+	for i, s := range all {
+		ended[i] = s.State == Unresponsive && ends(d.folder(s.Name), 200*time.Millisecond)
+	}
 	d.Sweep()
-	return all, nil
+	left := all[:0]
+	for i, e := range entries {
+		switch _, err := readConfig(e.Path); {
+		case !ended[i] || alive(e.Path):
+			left = append(left, all[i])
+		case err == nil: // it has died just now, and its devices are in use
+			left = append(left, crashed(e))
+		} // else it was ending, which is no news
+	}
+	return left, nil
 }
 
 // crashed shows a session that died while its devices were in use.
@@ -141,7 +152,11 @@ func (d *StateDir) Disconnect(ctx context.Context, name string, force bool) erro
 	if errors.As(err, &busy) || errors.As(err, &unfinished) || errors.Is(err, context.Canceled) {
 		return err
 	}
-	if err != nil && !exits(process, 200*time.Millisecond) {
+	patience := 200 * time.Millisecond
+	if hungUp(err) { // nobody is there any more: what it had is being given back
+		patience = 2 * time.Second
+	}
+	if err != nil && !exits(process, patience) {
 		if !force {
 			return fmt.Errorf("%s does not answer (%v): --force kills it", name, err)
 		}
@@ -154,6 +169,12 @@ func (d *StateDir) Disconnect(ctx context.Context, name string, force bool) erro
 		return fmt.Errorf("%s has disconnected but its process does not end", name)
 	}
 	return d.clear(name, force)
+}
+
+// hungUp tells whether an error of call means that the other end's process had no socket any more, or let go of it.
+func hungUp(err error) bool {
+	return slices.ContainsFunc([]error{unix.ECONNREFUSED, unix.ENOENT, unix.ECONNRESET, unix.EPIPE, io.EOF, io.ErrUnexpectedEOF},
+		func(e error) bool { return errors.Is(err, e) })
 }
 
 // askToDisconnect asks a session that answers at all.

@@ -55,8 +55,9 @@ func (s *session) askDisconnect(ctx context.Context, force bool) error {
 // disconnect undoes what start did. Without force it ends nothing that is in use or has not done what was asked of it:
 // then it returns why, and what there still is goes on. With force the error is what stays behind.
 //
-// Exports go first, so that their last writes reach the target; but when the target cannot be reached, the controller
-// does, so that nobody waits for it.
+// Exports go first, so that their last writes reach the target, which without force are waited for also while it is
+// away: it may come back. With force, and when it has been given up for lost, the controller goes first, so that nobody
+// waits for it.
 func (s *session) disconnect(force bool) error {
 	if !force {
 		if err := s.inUse(); err != nil {
@@ -64,8 +65,9 @@ func (s *session) disconnect(force bool) error {
 		}
 	}
 	s.log.Info("disconnecting", "force", force)
-	live := s.ctrl.State() == host.StateLive
-	if !live {
+	state := s.ctrl.State()
+	first := state == host.StateDead || force && state != host.StateLive
+	if first {
 		s.shutdown()
 	}
 	limit := exportLimit
@@ -74,15 +76,21 @@ func (s *session) disconnect(force bool) error {
 	}
 	err := s.close(limit, force)
 	var busy *BusyError
-	if err != nil && !force && !live && !errors.As(err, &busy) {
-		s.log.Warn("what was not written to the target is lost with it", "error", err)
-		force = true
-		err = s.close(forceLimit, force)
+	if err != nil && !force && !errors.As(err, &busy) {
+		switch state {
+		case host.StateLive:
+		case host.StateDead:
+			s.log.Warn("what was not written to the target is lost with it", "error", err)
+			force = true
+			err = s.close(forceLimit, force)
+		default:
+			return &UnfinishedError{Detail: fmt.Sprintf("the target is away (%v): what waits for it goes on waiting; --force gives that up (%v)", state, err)}
+		}
 	}
 	if err != nil && !force {
 		return err
 	}
-	if live {
+	if !first {
 		s.shutdown()
 	}
 	return err

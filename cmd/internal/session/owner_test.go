@@ -101,3 +101,32 @@ func TestDisconnectSeveralDead(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// A session that was killed and is still being taken apart, which takes the kernel a moment, is listed as what it is.
+func TestListShowsOneThatIsDying(t *testing.T) {
+	d, _ := stateDir(t, map[string]bool{"/dev/nbd0": true})
+	f := create(t, d, config(), false)
+	time.AfterFunc(50*time.Millisecond, func() { die(t, f, Leftover{Kind: KindNBD, Path: "/dev/nbd0", NSID: 1}) })
+	if all, err := d.List(); err != nil || len(all) != 1 || all[0].State != Crashed {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
+
+// Nor is disconnect told that it does not answer.
+func TestDisconnectOneThatIsDying(t *testing.T) {
+	t.Parallel()
+	d, _ := stateDir(t, nil)
+	f := create(t, d, config(), false)
+	dying, end := process(t, f.lock)
+	f.lock.Close() // the process has it
+	if err := os.WriteFile(f.file("lock"), []byte(strconv.Itoa(dying.Process.Pid)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(500*time.Millisecond, func() { _ = end() })
+	if err := d.Disconnect(t.Context(), "farblk0", false); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(f.Path); err == nil {
+		t.Error("its folder is still there")
+	}
+}
