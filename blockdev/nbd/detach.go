@@ -123,7 +123,8 @@ func disconnectCall(ctx context.Context, index int, backend string) error {
 }
 
 // DetachIndex is Detach for a device of this program whose process is gone; see Stale. There is nothing left to
-// sync it to: without force it fails if the device is in use.
+// sync it to: without force it fails if the device is in use, or has requests waiting. The latter may be those of a process
+// that is closing the device, which does not show as its holder any more, and would not learn that what it wrote is lost.
 func DetachIndex(ctx context.Context, index int, force bool) error {
 	s := readState(index)
 	if !s.connected {
@@ -132,8 +133,11 @@ func DetachIndex(ctx context.Context, index int, force bool) error {
 	if _, mine := ownIdentifier(s.backend); !mine {
 		return fmt.Errorf("nbd: detach: %w", &BusyError{Index: index, PID: s.pid, Backend: s.backend})
 	}
-	if h := holders(index, -1); len(h) > 0 && !force {
-		return fmt.Errorf("nbd: detach: %w", &BusyError{Index: index, Holders: h})
+	if !force {
+		h, waiting := holders(index, -1), requestsWait(index)
+		if len(h) > 0 || waiting {
+			return fmt.Errorf("nbd: detach: %w", &BusyError{Index: index, Holders: h, Waiting: waiting})
+		}
 	}
 	if err := disconnectCall(ctx, index, s.backend); err != nil {
 		return fmt.Errorf("nbd: detach: %w", err)

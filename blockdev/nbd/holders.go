@@ -34,12 +34,13 @@ func (h Holder) String() string {
 	}
 }
 
-// BusyError is a device that is in use: by the holders, or as a whole by another NBD client (PID).
+// BusyError is a device that is in use: by the holders, by requests that wait, or as a whole by another NBD client (PID).
 type BusyError struct {
 	Index   int
 	PID     int    // the thread that connected the device; 0 if it is ours
 	Backend string // what that one said it is connected to, if anything
 	Holders []Holder
+	Waiting bool // it has requests that nobody answers
 }
 
 // Error says who uses it.
@@ -49,6 +50,8 @@ func (e *BusyError) Error() string {
 		return fmt.Sprintf("%s is connected already, by process %d to %s", devPath(e.Index), e.PID, e.Backend)
 	case e.PID != 0:
 		return fmt.Sprintf("%s is connected already, by process %d", devPath(e.Index), e.PID)
+	case len(e.Holders) == 0 && e.Waiting:
+		return devPath(e.Index) + " has requests waiting"
 	case len(e.Holders) == 0:
 		return devPath(e.Index) + " is in use"
 	}

@@ -226,6 +226,42 @@ func TestCaseE17Lock(t *testing.T) {
 	detach(t, ctx, a)
 }
 
+// TestCaseE17Closing: a process that closes a left-over waits for what it wrote, and does not show as a holder.
+func TestCaseE17Closing(t *testing.T) {
+	ctx := needKernel(t)
+	for _, sent := range []bool{true, false} { // what it wrote was sent to the owner, or comes when that is gone
+		o := startOwner(t, filepath.Join(t.TempDir(), "data"))
+		kill := func() { _ = o.Process.Kill(); _ = o.Wait() }
+		if sent {
+			_ = o.Process.Signal(syscall.SIGSTOP)
+			awaitState(t, ctx, o.Process.Pid, "T")
+		} else {
+			kill()
+		}
+		w := exec.CommandContext(ctx, "dd", "if=/dev/zero", "of="+devPath(o.index), "bs=64k", "count=1", "conv=notrunc", "status=none")
+		if err := w.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for !requestsWait(o.index) || len(holders(o.index, -1)) > 0 { // sysfs gives no event
+			if ctx.Err() != nil {
+				t.Fatalf("sent %v: requests wait: %v, holders: %v", sent, requestsWait(o.index), holders(o.index, -1))
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if sent {
+			kill()
+		}
+		var busy *BusyError
+		if err := DetachIndex(ctx, o.index, false); !errors.As(err, &busy) || !busy.Waiting {
+			t.Errorf("sent %v: %v", sent, err)
+		}
+		if err := DetachIndex(ctx, o.index, true); err != nil {
+			t.Error(err)
+		}
+		_ = w.Wait()
+	}
+}
+
 // TestCaseE02Stop stops and continues the owner of a device in the midst of requests.
 func TestCaseE02Stop(t *testing.T) {
 	ctx := needKernel(t)

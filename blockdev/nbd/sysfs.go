@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -47,6 +48,24 @@ func readState(index int) (s kernelState) {
 		s.queues = len(list)
 	}
 	return s
+}
+
+// requestsWait says whether a device has requests that are not answered. Those that its process had taken are in inflight
+// (Documentation/ABI/stable/sysfs-block: reads, writes). Those that wait for a process to take them are not; they only
+// have tags, which debugfs tells of, where it is mounted.
+func requestsWait(index int) bool {
+	b, _ := os.ReadFile(sysPath(index, "inflight"))
+	if slices.ContainsFunc(strings.Fields(string(b)), func(n string) bool { return n != "0" }) {
+		return true
+	}
+	tags, _ := filepath.Glob(fmt.Sprintf("/sys/kernel/debug/block/nbd%d/hctx*/*tags", index)) // sched_tags: with a scheduler
+	return slices.ContainsFunc(tags, func(name string) bool {
+		b, _ := os.ReadFile(name)
+		return slices.ContainsFunc(strings.Fields(string(b)), func(f string) bool {
+			n, ok := strings.CutPrefix(f, "busy=") // of sbitmaps
+			return ok && n != "0"
+		})
+	})
 }
 
 // indices are the NBD devices that the kernel has, connected or not.
