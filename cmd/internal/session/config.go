@@ -132,6 +132,15 @@ func (c *Config) sameConnection(o *Config) bool {
 		c.Remote == o.Remote && c.Port == o.Port && c.GID == o.GID && c.Local == o.Local
 }
 
+// sameOptions are the options that, beside -n, make a connection the same one.
+func (c *Config) sameOptions() string {
+	from := ""
+	if c.Local.IsValid() {
+		from = fmt.Sprintf(" -w %v", c.Local)
+	}
+	return fmt.Sprintf("-a %v -s %d%s -q %s -I %s", c.Remote, c.Port, from, c.HostNQN, c.HostID)
+}
+
 // Kinds of exports.
 const (
 	KindNBD     = "nbd"      // kernel block device

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // keptLogs is how many logs of sessions that died are kept, and crashLog what their names begin with.
@@ -15,24 +17,54 @@ const (
 	crashLog = "crash-"
 )
 
-// crash notes that a session is gone, its folder too, while the controller may go on with what it had sent until
-// Until: it died, or its connection was lost before it ended. A later write to the same place must not be overtaken by
+// crash notes that a session is gone, its folder too, while the controller may go on with what it had sent for Left from
+// then on: it died, or its connection was lost before it ended. A later write to the same place must not be overtaken by
 // that, on whatever path it goes (Config.HoldWrites).
+//
+// Whatever somebody sets the clock to, the time is as long as it was, by the clock of the boot in which it began. Only
+// after another boot does the one on the wall count, as far as it makes sense.
 type crash struct {
-	Config Config    `json:"config"`
-	Until  time.Time `json:"until"`
+	Config    Config        `json:"config"`
+	Left      time.Duration `json:"left"`
+	Until     time.Time     `json:"until"`
+	Boot      string        `json:"boot,omitempty"`       // the kernel's name of the boot
+	UntilBoot time.Duration `json:"until_boot,omitempty"` // since that
+}
+
+// newCrash begins a crash's time.
+func newCrash(c *Config, left time.Duration) crash {
+	boot, since := bootTime()
+	return crash{Config: *c, Left: left, Until: time.Now().Add(left), Boot: boot, UntilBoot: since + left}
+}
+
+// left is what there is left of the time; not above 0: nothing.
+func (c crash) left() time.Duration {
+	if boot, since := bootTime(); boot != "" && boot == c.Boot {
+		return c.UntilBoot - since
+	}
+	return min(time.Until(c.Until), c.Left)
+}
+
+// bootTime is the time since this boot, suspended or not, and what names it; "" if that cannot be had.
+func bootTime() (boot string, since time.Duration) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	var t unix.Timespec
+	if err != nil || unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) != nil {
+		return "", 0
+	}
+	return strings.TrimSpace(string(b)), time.Duration(t.Nano())
 }
 
 func (d *StateDir) crashFile() string { return filepath.Join(d.Path, "crashes.json") }
 
 // crashes are the notes that still count.
-func (d *StateDir) crashes(now time.Time) []crash {
+func (d *StateDir) crashes() []crash {
 	var all []crash
 	b, err := os.ReadFile(d.crashFile())
 	if err != nil || json.Unmarshal(b, &all) != nil {
 		return nil
 	}
-	return slices.DeleteFunc(all, func(c crash) bool { return !c.Until.After(now) })
+	return slices.DeleteFunc(all, func(c crash) bool { return c.left() <= 0 })
 }
 
 // oldWrites is for how long sessions that are gone, or whose devices are still in use, may still write to a subsystem.
@@ -42,10 +74,9 @@ func (d *StateDir) oldWrites(entries []Entry, subsystem string) (hold time.Durat
 			hold = max(hold, e.Config.grace())
 		}
 	}
-	now := time.Now()
-	for _, crash := range d.crashes(now) {
+	for _, crash := range d.crashes() {
 		if crash.Config.Subsystem == subsystem {
-			hold = max(hold, crash.Until.Sub(now))
+			hold = max(hold, crash.left())
 		}
 	}
 	return hold
@@ -54,8 +85,7 @@ func (d *StateDir) oldWrites(entries []Entry, subsystem string) (hold time.Durat
 // noteWrites writes down that what was sent on c's connection may still be executed for some time. The directory is
 // locked.
 func (d *StateDir) noteWrites(c *Config, left time.Duration) error {
-	now := time.Now()
-	return writeJSON(d.crashFile(), append(d.crashes(now), crash{*c, now.Add(left)}))
+	return writeJSON(d.crashFile(), append(d.crashes(), newCrash(c, left)))
 }
 
 // noteCrash writes down that the session of a folder died, before the folder goes. When that was is not known: it
@@ -79,7 +109,7 @@ func (d *StateDir) noteFailedStart(folder string) error {
 
 // forgetCrashes removes the notes when none counts any more. The directory is locked.
 func (d *StateDir) forgetCrashes() {
-	if len(d.crashes(time.Now())) == 0 {
+	if len(d.crashes()) == 0 {
 		_ = os.Remove(d.crashFile())
 	}
 }

@@ -81,9 +81,9 @@ type SecondPathError struct {
 func (e *SecondPathError) Error() string {
 	const why = "nothing would join the two devices that each namespace then had (no multipath), and writing through both destroys data"
 	if e.Crashed {
-		return fmt.Sprintf("%s, at %s, died while it was connected to %s and its devices were in use: connect to that address again to go on with them, "+
+		return fmt.Sprintf("%s, at %s, died while it was connected to %s and its devices were in use: connect with %s to go on with them, "+
 			"or give them up with 'farblk disconnect --force %s'; -D allows another connection, but %s",
-			e.Name, e.Config.Address(), e.Config.Subsystem, e.Name, why)
+			e.Name, e.Config.Address(), e.Config.Subsystem, e.Config.sameOptions(), e.Name, why)
 	}
 	return fmt.Sprintf("%s is connected to %s already, at %s as %s: use %s, or disconnect it first; -D allows another connection, but %s",
 		e.Name, e.Config.Subsystem, e.Config.Address(), e.Config.HostNQN, e.Name, why)

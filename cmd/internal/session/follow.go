@@ -17,9 +17,11 @@ type shown struct {
 }
 
 // follow makes the exports those of the namespaces that there are now. A namespace that cannot be exported is an
-// error, but does not keep the others from it. Another namespace under the same number is another one.
+// error, but does not keep the others from it. Another namespace under the same number is another one. What ctx has kept
+// from being exported is tried again.
 func (s *session) follow(ctx context.Context) error {
 	var errs []error
+	again := map[*host.Namespace]bool{}
 	present := s.ctrl.Namespaces()
 	for n, list := range s.known() { // first, because names and numbers may be needed again
 		if slices.Contains(present, n) {
@@ -42,28 +44,40 @@ func (s *session) follow(ctx context.Context) error {
 	}
 	for _, n := range present {
 		s.mu.Lock()
-		_, known := s.exports[n]
+		list, known := s.exports[n]
 		s.mu.Unlock()
-		if known {
+		if known && !s.cut[n] {
 			continue
 		}
 		if err := n.Err(); err != nil {
+			if known {
+				again[n] = true
+			}
 			errs = append(errs, fmt.Errorf("namespace %d cannot be used: %w", n.NSID(), err))
 			continue
 		}
-		list := []shown{}
+		list = slices.Clone(list)
+		cut := false
 		for _, w := range s.ways {
+			if slices.ContainsFunc(list, func(e shown) bool { return e.way == w }) {
+				continue
+			}
 			e, err := w.Add(ctx, n)
 			if err != nil {
+				cut = cut || ctx.Err() != nil
 				errs = append(errs, fmt.Errorf("namespace %d: %w", n.NSID(), err))
 				continue
 			}
 			list = append(list, shown{w, e})
 		}
+		if cut {
+			again[n] = true
+		}
 		s.mu.Lock()
 		s.exports[n] = list
 		s.mu.Unlock()
 	}
+	s.cut = again
 	s.record()
 	return errors.Join(errs...)
 }

@@ -26,7 +26,10 @@ type recorder struct {
 	stuck bool
 }
 
-func (r *recorder) Add(_ context.Context, n *host.Namespace) (Export, error) {
+func (r *recorder) Add(ctx context.Context, n *host.Namespace) (Export, error) {
+	if ctx.Err() != nil {
+		return Export{}, ctx.Err()
+	}
 	r.asked = append(r.asked, fmt.Sprintf("add %d of %d", n.NSID(), n.Info().Size))
 	if slices.Contains(r.bad, n.NSID()) {
 		return Export{}, errors.New("bad")
@@ -131,6 +134,20 @@ func TestExportsFollowNamespaces(t *testing.T) {
 	happens(host.EventNamespaceAdded)
 	follow(true, "add 2 of 1048576")
 	follow(false)
+	add(3, 1<<20)
+	happens(host.EventNamespaceAdded)
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.follow(over); err == nil {
+		t.Error("exported in no time")
+	}
+	follow(false, "add 3 of 1048576") // the time was over: tried again
+	follow(false)
+	if err := sub.RemoveNamespace(3); err != nil {
+		t.Fatal(err)
+	}
+	happens(host.EventNamespaceRemoved)
+	follow(false, "remove 3")
 	if err := sub.RemoveNamespace(2); err != nil { // which was never exported
 		t.Fatal(err)
 	}

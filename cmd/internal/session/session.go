@@ -41,7 +41,8 @@ type session struct {
 	notes   []string
 	failure error // why the controller is dead
 
-	recorded []Leftover // as in exports.json
+	cut      map[*host.Namespace]bool // not exported in all ways because the time was over; Run's own
+	recorded []Leftover               // as in exports.json
 
 	changed     chan struct{} // namespaces or state
 	asks        chan ask
@@ -203,7 +204,14 @@ func (s *session) serve(ctx context.Context) {
 			if err := s.follow(limited); err != nil {
 				s.log.Error("a namespace has changed and cannot be exported", "error", err)
 			}
+			over := limited.Err() != nil
 			cancel()
+			if over && len(s.cut) > 0 { // nothing else would ask for it
+				select {
+				case s.changed <- struct{}{}:
+				default:
+				}
+			}
 		case <-dead:
 			dead = nil
 			s.mu.Lock()

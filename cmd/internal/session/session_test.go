@@ -167,13 +167,34 @@ func TestCaseH25CrashRemembered(t *testing.T) {
 		t.Errorf("writes are held for %v, another connection's for %v", c.HoldWrites, other.HoldWrites)
 	}
 
-	if err := writeJSON(d.crashFile(), []crash{{*dead, time.Now()}}); err != nil {
+	if err := writeJSON(d.crashFile(), []crash{newCrash(dead, 0)}); err != nil {
 		t.Fatal(err)
 	}
 	c = config()
 	create(t, d, c, false).Remove()
 	if _, err := os.Stat(d.crashFile()); c.HoldWrites != 0 || err == nil {
 		t.Errorf("later writes are held for %v, the note's file: %v", c.HoldWrites, err)
+	}
+}
+
+// How long writes are held does not follow a clock that is set, and not far after another boot.
+func TestCrashTimeAndTheClock(t *testing.T) {
+	for boot, shift := range map[string]time.Duration{"": time.Hour, "back": -time.Hour, "another": time.Hour} {
+		d, _ := stateDir(t, nil)
+		if err := os.MkdirAll(d.Path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		note := newCrash(config(), time.Minute)
+		note.Until = note.Until.Add(shift)
+		if boot == "another" {
+			note.Boot = boot
+		}
+		c := config()
+		err := writeJSON(d.crashFile(), []crash{note})
+		create(t, d, c, false).Remove()
+		if err != nil || c.HoldWrites <= 0 || c.HoldWrites > time.Minute {
+			t.Errorf("%q: held for %v, %v", boot, c.HoldWrites, err)
+		}
 	}
 }
 
@@ -227,6 +248,12 @@ func TestCaseH25OtherPath(t *testing.T) {
 	c.Remote = c.Remote.Next()
 	var second *SecondPathError
 	if _, err := d.Create(c, false); !errors.As(err, &second) || !second.Crashed {
+		t.Error(err)
+	}
+	const how = "-a 10.0.0.1 -s 4420 -w 10.0.0.9 -q nqn.h -I 01000000-0000-0000-0000-000000000000"
+	from := second.Config
+	from.Local = netip.MustParseAddr("10.0.0.9")
+	if err := (&SecondPathError{Name: "farblk0", Config: from, Crashed: true}); !strings.Contains(err.Error(), how) {
 		t.Error(err)
 	}
 	create(t, d, c, true).Remove()
