@@ -37,7 +37,17 @@ disconnected() { # NAME [NQN]: in under 5 s, with nothing left
   if ((took < 5000)); then ok "$1: disconnect took $took ms"; else fail "$1: disconnect took $took ms"; fi
   attempt "$1: nothing left" wait_for_nothing
 }
-wait_for_nothing() { wait_for 2 nothing_left || nothing_left; }
+wait_for_nothing() { wait_for 5 nothing_left || nothing_left; }
+# killed: kills the process of the only connection, farblk0, and waits until it holds nothing any more: a process that
+# ends has no arguments in /proc before it closes its files, and with them its locks.
+killed() {
+  local p lock
+  p=$(sessions)
+  kill -9 "$p" || return
+  for lock in /run/farblk/farblk0/lock /run/lock/farblk/nbd*.lock; do
+    [[ ! -e $lock ]] || wait_for 5 flock -n -s "$lock" true || return
+  done
+}
 
 # --- fio ---------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ at_least "$name: kB of its memory are locked" 1024 "$(awk '/^VmLck:/ {print $2}'
 no_flusher() { # PID: its threads without PF_MEMALLOC_NOIO, which PR_SET_IO_FLUSHER sets
   local f field
   for f in "/proc/$1"/task/*/stat; do
-    read -r -a field <"$f" && ((field[8] & 0x80000)) || echo "$f"
+    { read -r -a field <"$f"; } 2>/dev/null || continue # it has ended
+    ((field[8] & 0x80000)) || echo "$f"
   done
 }
 is "$name: all of its threads are I/O flushers" "" "$(no_flusher "$process")"

@@ -74,7 +74,8 @@ for link in rxe siw; do
   begin=$(date +%s%3N)
   attempt "$link, hung: disconnect --force (H23)" farblk disconnect -n "$hung" --force
   took=$(($(date +%s%3N) - begin))
-  if ((took < 5000)); then ok "$link, hung: it took $took ms"; else fail "$link, hung: it took $took ms"; fi
+  # 4 s by design: 2.5 s for requests that do not end, 1.5 s for the controller; the rest is for slow starts of processes
+  if ((took < 5500)); then ok "$link, hung: it took $took ms"; else fail "$link, hung: it took $took ms"; fi
   for p in "$reader" "$writer"; do
     if ! wait_for 2 gone "$p"; then
       fail "$link, hung: process $p still waits, in state $(state_of "$p")"
@@ -89,15 +90,14 @@ for link in rxe siw; do
 done
 
 connected "killed" -a "${address[siw]}" -n "$nqn" --export nbd --export "fuse=$scratch/files"
-kill -9 "$(sessions)"
+attempt "killed: the process" killed
 attempt "killed: disconnect --all clears away (E17)" farblk disconnect --all
 attempt "killed: list is well" farblk list
 attempt "killed: nothing left" wait_for_nothing
 
 connected "orphan" -a "${address[siw]}" -n "$nqn" --export nbd
 device=$(export_of nbd)
-kill -9 "$(sessions)"
-wait_for 3 bash -c '! pgrep -f "[_]_session"' || fail "orphan: the process is gone"
+attempt "orphan: the process is killed" killed
 must rm -r /run/farblk/farblk0
 is "orphan: disconnect --all clears a device that no folder tells of" "$device disconnected" "$(farblk disconnect --all)"
 attempt "orphan: nothing left" wait_for_nothing

@@ -19,8 +19,7 @@ for link in rxe siw; do
     --rate_iops=1000 --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_state_save=0 --minimal --output="$scratch/fio.out" &
   fio=$!
   wait_for 20 writing "$device" "$before" || fail "$link: fio writes"
-  kill -9 "$(sessions)"
-  wait_for 3 bash -c '! pgrep -f "[_]_session"' || fail "$link: the process is gone"
+  attempt "$link: the process is killed" killed
   is "$link: list shows what happened" "crashed $device" "$(farblk list -o json | jq -r '.devices[] | "\(.State) \(.DevicePath)"')"
   refuses 'in use' farblk disconnect -n "$nqn"
   connected "$link, again" "${to[@]}"
@@ -43,7 +42,7 @@ wait_for 20 writing "$device" "$before" || fail "stopped: fio writes"
 process=$(sessions)
 kill -STOP "$process"
 attempt "stopped: requests wait for it" wait_for 5 in_flight "$device"
-sleep 3 # the stop itself
+sleep 5 # the stop itself: well above twice the keep-alive timeout, after which a target may give up
 attempt "stopped: they still do" in_flight "$device"
 kill -CONT "$process"
 if wait "$fio"; then ok "stopped: fio saw no error, and its data are right (E02)"; else fail "stopped: fio saw no error" "$(cat "$scratch/fio.out")"; fi
@@ -55,7 +54,7 @@ device=$(export_of nbd)
 bash -c 'exec -a holder sleep 1000' <"$device" &
 holder=$!
 wait_for 3 test "/proc/$holder/fd/0" -ef "$device"
-kill -9 "$(sessions)"
+attempt "given up: the process is killed" killed
 refuses 'in use|open' farblk disconnect --all
 attempt "given up: disconnect --force" farblk disconnect --all --force
 kill "$holder"
@@ -74,7 +73,8 @@ if wait_for 15 ended "$dd"; then
 else
   bail "gone for good: dd ends" "$(cat "/proc/$dd/stack")"
 fi
-is "gone for good: list says so" dead "$(farblk list -o json | jq -r '.devices[].State')"
+state_is() { [[ $(farblk list -o json | jq -r '.devices[].State') == "$1" ]]; }
+attempt "gone for good: list says so" wait_for 5 state_is dead
 if timeout 5 dd if=/dev/zero of="$device" bs=4k count=1 oflag=direct status=none 2>"$scratch/dd.err"; then fail "gone for good: a write fails"; fi
 attempt "gone for good: a write says why" grep 'Input/output error' "$scratch/dd.err"
 disconnected "gone for good"
