@@ -19,8 +19,9 @@ func connectAllCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "connect-all",
 		Usage: "connect to every RDMA subsystem that a discovery service names",
-		Description: "Subsystems that are connected already are left alone. Of several paths to one, the first that works is taken, because nothing\n" +
-			"joins the devices of several (-D takes them all). Exports cannot be given a place here, because there can be several subsystems.\n" +
+		Description: "Subsystems that are connected already are left alone; where that connection is dead, it is reported as a failure.\n" +
+			"Of several paths to one, the first that works is taken, because nothing joins\n" +
+			"the devices of several (-D takes them all). Exports cannot be given a place here, because there can be several subsystems.\n" +
 			"With -f or -w, both discovery and the connections use that interface or address.",
 		Flags:  append(flags, outputFlag()),
 		Action: connectAll,
@@ -56,7 +57,7 @@ func connectAll(c *cli.Context) error {
 		return err
 	}
 	all := &allConnections{
-		c: c, asJSON: asJSON, duplicate: c.Bool("duplicate-connect"),
+		c: c, asJSON: asJSON, duplicate: c.Bool("duplicate-connect"), stateOf: stateOf,
 		Connections: []*session.Result{}, Skipped: []skippedPath{},
 	}
 	var entries []nvme.DiscoveryEntry
@@ -110,6 +111,7 @@ type allConnections struct {
 	asJSON    bool
 	duplicate bool    // connect on every path
 	failed    []error // subsystems that there is no connection to
+	stateOf   func(connection string) string
 
 	Connections []*session.Result `json:"connections"`
 	Skipped     []skippedPath     `json:"skipped"`
@@ -138,9 +140,11 @@ func (a *allConnections) connect(paths []nvme.DiscoveryEntry, start func(nvme.Di
 		case errors.As(err, &already):
 			has = already.Name
 			a.say("%s: already connected to %s at %s\n", already.Name, already.Config.Subsystem, already.Config.Address())
+			a.check(has)
 		case errors.As(err, &second) && !second.Crashed:
 			has = second.Name
 			a.skip(e, has)
+			a.check(has)
 		case err != nil:
 			failed = append(failed, fmt.Errorf("%s at %s: %w", e.SubNQN, e.Address, err))
 		default:
@@ -158,6 +162,29 @@ func (a *allConnections) connect(paths []nvme.DiscoveryEntry, start func(nvme.Di
 	for _, err := range failed { // another path did it
 		report(a.c.App.ErrWriter, "farblk connect-all", err)
 	}
+}
+
+// check sees to it that a connection which has a subsystem already is of use.
+func (a *allConnections) check(name string) {
+	switch state := a.stateOf(name); state {
+	case session.Unresponsive, session.Crashed, host.StateDead.String():
+		a.failed = append(a.failed, fmt.Errorf("%s is %s: disconnect it", name, state))
+	}
+}
+
+// stateOf is the state of a connection, "" if it has gone meanwhile.
+func stateOf(name string) string {
+	dir, err := openStateDir()
+	if err != nil {
+		return ""
+	}
+	all, _ := dir.List()
+	for _, s := range all {
+		if s.Name == name {
+			return s.State
+		}
+	}
+	return ""
 }
 
 func (a *allConnections) skip(e nvme.DiscoveryEntry, has string) {

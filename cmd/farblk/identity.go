@@ -5,7 +5,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 
 	"farblk/cmd/internal/session"
 	"farblk/host"
@@ -25,7 +27,7 @@ const etcNVMe = "/etc/nvme"
 func hostIdentity(nqn, id, dir string) (host.Identity, error) {
 	who, err := host.LoadIdentity(nqn, id, dir)
 	if err == nil && who.Random {
-		return keptIdentity(who, identityFolders()), nil
+		return keptIdentity(who, identityFolders(os.Geteuid())), nil
 	}
 	var mismatch *host.ConfigError
 	if nqn != "" || id != "" || !errors.As(err, &mismatch) {
@@ -48,9 +50,17 @@ func hostIdentity(nqn, id, dir string) (host.Identity, error) {
 	return derived, nil
 }
 
-// identityFolders are where a user's own identity is kept: the first one that can be written to.
-func identityFolders() (dirs []string) {
-	if d := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(d) {
+// rootsIdentity is where root's identity is kept.
+const rootsIdentity = "/var/lib/farblk"
+
+// identityFolders are where a user's own identity is kept: the first one that can be written to. Root's is not in a home,
+// which may be that of the user who has become root.
+func identityFolders(euid int) (dirs []string) {
+	if euid == 0 {
+		if os.Getenv("FARBLK_STATE_DIR") == "" {
+			dirs = append(dirs, rootsIdentity)
+		}
+	} else if d := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(d) {
 		dirs = append(dirs, filepath.Join(d, "farblk"))
 	} else if home, err := os.UserHomeDir(); err == nil && filepath.IsAbs(home) {
 		dirs = append(dirs, filepath.Join(home, ".local", "state", "farblk"))
@@ -61,7 +71,17 @@ func identityFolders() (dirs []string) {
 	return dirs
 }
 
-// keptIdentity is the identity that one of the folders has in its file hostnqn; where none has, fresh is put into the
+// othersFolder tells whether a folder is there and belongs to somebody else.
+func othersFolder(path string) bool {
+	st, err := os.Stat(path)
+	if err != nil {
+		return false
+	}
+	owner, ok := st.Sys().(*syscall.Stat_t)
+	return ok && int(owner.Uid) != os.Geteuid()
+}
+
+// keptIdentity is the identity that one of the user's own folders has in its file hostnqn; where none has, fresh is put into the
 // first that takes it. Where none does, fresh it is, for this once.
 func keptIdentity(fresh host.Identity, dirs []string) host.Identity {
 	read := func(file string) (who host.Identity, ok bool) {
@@ -73,6 +93,7 @@ func keptIdentity(fresh host.Identity, dirs []string) host.Identity {
 		id, ok := nvme.HostIDOf(strings.TrimSpace(line))
 		return host.Identity{HostNQN: nvme.HostNQN(id), HostID: id, Source: file}, ok
 	}
+	dirs = slices.DeleteFunc(slices.Clone(dirs), othersFolder)
 	for _, d := range dirs {
 		if who, ok := read(filepath.Join(d, "hostnqn")); ok {
 			return who

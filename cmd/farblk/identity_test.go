@@ -69,6 +69,14 @@ func TestKeptIdentity(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(dir, "*", "new-*")); err != nil || len(left) > 0 {
 		t.Error(left, err)
 	}
+	if os.Geteuid() == 0 { // who alone can write to another's folder
+		if err := os.Chown(dirs[1], 12345, 12345); err != nil {
+			t.Fatal(err)
+		}
+		if who := keptIdentity(fresh(), dirs); who == got[0] || who.Source != filepath.Join(dir, "c", "hostnqn") {
+			t.Errorf("another user's: %+v", who)
+		}
+	}
 	once := fresh()
 	if who := keptIdentity(once, dirs[:1]); who != once {
 		t.Errorf("nowhere to keep it: %+v", who)
@@ -81,8 +89,15 @@ func TestIdentityFolders(t *testing.T) {
 	t.Setenv("HOME", "/home/u")
 	for xdg, want := range map[string]string{"": "/home/u/.local/state/farblk", "relative": "/home/u/.local/state/farblk", "/x": "/x/farblk"} {
 		t.Setenv("XDG_STATE_HOME", xdg)
-		if got := identityFolders(); !slices.Equal(got, []string{want, "/state"}) {
+		if got := identityFolders(0); !slices.Equal(got, []string{"/state"}) {
+			t.Errorf("XDG_STATE_HOME=%s, root: %q", xdg, got)
+		}
+		if got := identityFolders(1000); !slices.Equal(got, []string{want, "/state"}) {
 			t.Errorf("XDG_STATE_HOME=%s: %q", xdg, got)
 		}
+	}
+	t.Setenv("FARBLK_STATE_DIR", "")
+	if got := identityFolders(0); got[0] != rootsIdentity {
+		t.Errorf("root: %q", got)
 	}
 }
