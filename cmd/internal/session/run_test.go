@@ -219,7 +219,7 @@ func TestOrderlyEndHoldsNothing(t *testing.T) {
 
 // What came into use a moment ago, or is not done in time, is not taken away by a disconnect that was not forced: it
 // says so and the session goes on. Whoever tells the process to end gets it ended.
-func TestDisconnectDoesNotForce(t *testing.T) { // not parallel: none of its sessions may look away for long
+func TestDisconnectDoesNotForce(t *testing.T) { // not parallel: it depends on answers in time
 	busy := error(&BusyError{Detail: "/dev/fake is in use"})
 	for name, tt := range map[string]struct {
 		err  error
