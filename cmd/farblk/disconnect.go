@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"sync"
 
@@ -35,9 +36,12 @@ func disconnect(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	names, devices, err := chosen(c, dir)
+	names, devices, gone, err := chosen(c, dir)
 	if err != nil {
 		return err
+	}
+	for _, n := range gone {
+		fmt.Fprintf(c.App.Writer, "%s had died; what it left has been cleared away\n", n)
 	}
 	ended := make([]error, len(names))
 	var wg sync.WaitGroup
@@ -75,20 +79,37 @@ func disconnect(c *cli.Context) error {
 	return failed[0]
 }
 
-// chosen are the connections that the command line names, and the kernel devices that dead sessions left and no folder
-// tells of.
-func chosen(c *cli.Context, dir *session.StateDir) (names, devices []string, err error) {
+// chosen are the connections that the command line names, the kernel devices that dead sessions left and no folder
+// tells of, and those dead sessions of which nothing is left now.
+func chosen(c *cli.Context, dir *session.StateDir) (names, devices, gone []string, err error) {
 	wanted := slices.DeleteFunc(append([]string{c.String("nqn"), c.String("device")}, c.Args().Slice()...), func(w string) bool { return w == "" })
 	all := c.Bool("all")
 	if all && len(wanted) > 0 {
-		return nil, nil, usagef("--all and a name exclude each other")
+		return nil, nil, nil, usagef("--all and a name exclude each other")
 	} else if !all && len(wanted) == 0 {
-		return nil, nil, usagef("say what to disconnect: -n NQN, -d DEVICE or --all")
+		return nil, nil, nil, usagef("say what to disconnect: -n NQN, -d DEVICE or --all")
+	}
+	dead, err := dir.Scan()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	dead = slices.DeleteFunc(dead, func(e session.Entry) bool { return e.Alive })
+	left := map[string][]session.Leftover{}
+	for _, e := range dead {
+		left[e.Name] = e.Leftovers()
 	}
 	dir.Sweep()
 	entries, err := dir.Scan()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
+	}
+	dead = slices.DeleteFunc(dead, func(e session.Entry) bool { // those that are left in use
+		return slices.ContainsFunc(entries, func(n session.Entry) bool { return n.Name == e.Name })
+	})
+	for _, e := range dead {
+		if all || slices.ContainsFunc(wanted, func(w string) bool { return isOf(e, left[e.Name], w) }) {
+			gone = append(gone, e.Name)
+		}
 	}
 	orphans := orphanedDevices(entries)
 	if all {
@@ -114,14 +135,25 @@ func chosen(c *cli.Context, dir *session.StateDir) (names, devices []string, err
 		}
 		found, err := dir.Find(w)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
-		if len(found) == 0 {
-			return nil, nil, fmt.Errorf("%s: no such connection, subsystem or device: see 'farblk list'", w)
+		if len(found) == 0 && !slices.ContainsFunc(dead, func(e session.Entry) bool { return isOf(e, left[e.Name], w) }) {
+			return nil, nil, nil, fmt.Errorf("%s: no such connection, subsystem or device: see 'farblk list'", w)
 		}
 		for _, s := range found {
 			choose(s.Name)
 		}
 	}
-	return names, devices, nil
+	return names, devices, gone, nil
+}
+
+// isOf tells whether what names a session, or something that it has exported.
+func isOf(e session.Entry, left []session.Leftover, what string) bool {
+	path, err := filepath.Abs(what)
+	if err != nil {
+		return false
+	}
+	return e.Name == what || e.Config.Subsystem == what ||
+		slices.ContainsFunc(e.Config.Exports, func(x session.ExportSpec) bool { return x.Where != "" && x.Where == path }) ||
+		slices.ContainsFunc(left, func(l session.Leftover) bool { return l.Path == path || filepath.Dir(l.Path) == path })
 }

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -107,6 +108,10 @@ func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 	defer unlock()
 	d.sweep()
 	entries, err := d.Scan()
+	if err == nil && awaitDying(entries, c.Subsystem) {
+		d.sweep()
+		entries, err = d.Scan()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -154,6 +159,36 @@ func (d *StateDir) Create(c *Config, duplicate bool) (*Folder, error) {
 		return nil, fmt.Errorf("state folder: %w", err)
 	}
 	return f, nil
+}
+
+// awaitDying waits for the end of sessions of the subsystem that were killed and are still giving back their memory, so
+// that whoever starts one anew at once is not told that it is connected. It tells whether one has ended.
+func awaitDying(entries []Entry, subsystem string) (ended bool) {
+	for _, e := range entries {
+		if e.Alive && e.Config.Subsystem == subsystem && dying(e.Path) && ends(e.Path, 2*time.Second) {
+			ended = true
+		}
+	}
+	return ended
+}
+
+// dying tells whether the process that Own has named is past its end: field 3 of /proc/PID/stat is the state, field 9
+// are the flags, of which 4 is PF_EXITING.
+func dying(path string) bool {
+	pid, err := owner(path)
+	if err != nil {
+		return false
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // from field 3 on
+	if len(fields) < 7 {
+		return false
+	}
+	flags, _ := strconv.ParseUint(fields[6], 10, 64)
+	return fields[0] == "Z" || fields[0] == "X" || flags&4 != 0
 }
 
 // refusal is why there may be no further session for c's subsystem, if there is a reason.

@@ -130,3 +130,22 @@ func TestDisconnectOneThatIsDying(t *testing.T) {
 		t.Error("its folder is still there")
 	}
 }
+
+// Nor does it keep the same connection from being made anew.
+func TestCreateWaitsForOneThatIsDying(t *testing.T) {
+	t.Parallel()
+	d, _ := stateDir(t, nil)
+	f := create(t, d, config(), false)
+	dead, _ := process(t, nil)
+	if err := dead.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(f.file("lock"), []byte(strconv.Itoa(dead.Process.Pid)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for !dying(f.Path) { // the kill takes a moment; then it is a zombie until the test ends
+		time.Sleep(time.Millisecond)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { die(t, f) })
+	create(t, d, config(), false).Remove()
+}
