@@ -45,7 +45,7 @@ func (d *StateDir) List() ([]Status, error) {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), StatusTimeout)
 			defer cancel()
-			if err := call(ctx, e.Path, http.MethodGet, "/status", nil, &all[i]); err != nil {
+			if err := askStatus(ctx, e.Path, &all[i]); err != nil {
 				all[i] = Status{Name: e.Name, State: Unresponsive, Error: err.Error(), Config: e.Config, Address: e.Config.Address().String()}
 			}
 		})
@@ -66,6 +66,21 @@ func (d *StateDir) List() ([]Status, error) {
 		} // else it was ending, which is no news
 	}
 	return left, nil
+}
+
+// askStatus asks the session in the folder how it is. One that is just starting or ending has no socket for a moment.
+func askStatus(ctx context.Context, path string, s *Status) error {
+	for {
+		err := call(ctx, path, http.MethodGet, "/status", nil, s)
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ECONNREFUSED) || !alive(path) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.New("it does not listen on its control socket")
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
 }
 
 // crashed shows a session that died while its devices were in use.

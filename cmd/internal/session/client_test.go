@@ -84,3 +84,19 @@ func TestCaseH16NamesOfAConnection(t *testing.T) {
 		}
 	}
 }
+
+// A session that is just starting has no socket yet.
+func TestListWaitsForTheSocket(t *testing.T) {
+	d, _ := stateDir(t, nil)
+	f := create(t, d, config(), false)
+	listening := make(chan struct{})
+	time.AfterFunc(50*time.Millisecond, func() {
+		answering(t, f, &Status{Name: "farblk0", State: "live"})
+		close(listening)
+	})
+	all, err := d.List()
+	<-listening
+	if err != nil || len(all) != 1 || all[0].State != "live" {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
