@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"sync"
 
@@ -89,26 +88,24 @@ func chosen(c *cli.Context, dir *session.StateDir) (names, devices, gone []strin
 	} else if !all && len(wanted) == 0 {
 		return nil, nil, nil, usagef("say what to disconnect: -n NQN, -d DEVICE or --all")
 	}
-	dead, err := dir.Scan()
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	dead = slices.DeleteFunc(dead, func(e session.Entry) bool { return e.Alive })
-	left := map[string][]session.Leftover{}
-	for _, e := range dead {
-		left[e.Name] = e.Leftovers()
-	}
-	dir.Sweep()
 	entries, err := dir.Scan()
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	dead = slices.DeleteFunc(dead, func(e session.Entry) bool { // those that are left in use
-		return slices.ContainsFunc(entries, func(n session.Entry) bool { return n.Name == e.Name })
-	})
-	for _, e := range dead {
-		if all || slices.ContainsFunc(wanted, func(w string) bool { return isOf(e, left[e.Name], w) }) {
-			gone = append(gone, e.Name)
+	var dead []session.Status // before what they left is cleared away
+	for _, e := range entries {
+		if !e.Alive {
+			dead = append(dead, e.Crashed())
+		}
+	}
+	dir.Sweep()
+	if entries, err = dir.Scan(); err != nil {
+		return nil, nil, nil, err
+	}
+	for _, s := range dead {
+		stays := slices.ContainsFunc(entries, func(e session.Entry) bool { return e.Name == s.Name })
+		if !stays && (all || slices.ContainsFunc(wanted, s.IsCalled)) {
+			gone = append(gone, s.Name)
 		}
 	}
 	orphans := orphanedDevices(entries)
@@ -137,7 +134,7 @@ func chosen(c *cli.Context, dir *session.StateDir) (names, devices, gone []strin
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		if len(found) == 0 && !slices.ContainsFunc(dead, func(e session.Entry) bool { return isOf(e, left[e.Name], w) }) {
+		if len(found) == 0 && !slices.ContainsFunc(dead, func(s session.Status) bool { return slices.Contains(gone, s.Name) && s.IsCalled(w) }) {
 			return nil, nil, nil, fmt.Errorf("%s: no such connection, subsystem or device: see 'farblk list'", w)
 		}
 		for _, s := range found {
@@ -145,15 +142,4 @@ func chosen(c *cli.Context, dir *session.StateDir) (names, devices, gone []strin
 		}
 	}
 	return names, devices, gone, nil
-}
-
-// isOf tells whether what names a session, or something that it has exported.
-func isOf(e session.Entry, left []session.Leftover, what string) bool {
-	path, err := filepath.Abs(what)
-	if err != nil {
-		return false
-	}
-	return e.Name == what || e.Config.Subsystem == what ||
-		slices.ContainsFunc(e.Config.Exports, func(x session.ExportSpec) bool { return x.Where != "" && x.Where == path }) ||
-		slices.ContainsFunc(left, func(l session.Leftover) bool { return l.Path == path || filepath.Dir(l.Path) == path })
 }

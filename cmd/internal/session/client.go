@@ -39,7 +39,7 @@ func (d *StateDir) List() ([]Status, error) {
 	var wg sync.WaitGroup
 	for i, e := range entries {
 		if !e.Alive { // what Sweep has left
-			all[i] = crashed(e)
+			all[i] = e.Crashed()
 			continue
 		}
 		wg.Go(func() {
@@ -62,7 +62,7 @@ func (d *StateDir) List() ([]Status, error) {
 		case !ended[i] || alive(e.Path):
 			left = append(left, all[i])
 		case err == nil: // it has died just now, and its devices are in use
-			left = append(left, crashed(e))
+			left = append(left, e.Crashed())
 		} // else it was ending, which is no news
 	}
 	return left, nil
@@ -83,8 +83,8 @@ func askStatus(ctx context.Context, path string, s *Status) error {
 	}
 }
 
-// crashed shows a session that died while its devices were in use.
-func crashed(e Entry) Status {
+// Crashed shows a session that died while its devices were in use.
+func (e Entry) Crashed() Status {
 	s := Status{
 		Name: e.Name, State: Crashed, Config: e.Config, Address: e.Config.Address().String(),
 		Error: fmt.Sprintf("its process died while its devices were in use: each request to a block device waits for %v, then it fails: "+
@@ -119,27 +119,36 @@ func (d *StateDir) Find(what string) ([]Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(all, func(s Status) bool {
-		if s.Name == what || s.Config.Subsystem == what {
-			return false
-		}
-		for _, e := range s.Config.Exports { // counts also while the session does not answer
-			if e.Where != "" && (e.Where == path || e.Where == what) {
-				return false
-			}
-		}
-		for _, n := range s.Namespaces {
-			if what == fmt.Sprintf("%sn%d", s.Name, n.NSID) {
-				return false
-			}
-			for _, e := range n.Exports {
-				if e.Path == path || e.Path == what || e.URI == what || e.Kind == KindFUSE && filepath.Dir(e.Path) == path {
-					return false
-				}
-			}
-		}
+	return slices.DeleteFunc(all, func(s Status) bool { return !s.isCalled(what, path) }), nil
+}
+
+// IsCalled is what Find goes by.
+func (s *Status) IsCalled(what string) bool {
+	path, err := filepath.Abs(what)
+	return err == nil && s.isCalled(what, path)
+}
+
+// isCalled is IsCalled with what as an absolute path, too.
+func (s *Status) isCalled(what, path string) bool {
+	if s.Name == what || s.Config.Subsystem == what {
 		return true
-	}), nil
+	}
+	for _, e := range s.Config.Exports { // counts also while the session does not answer
+		if e.Where != "" && (e.Where == path || e.Where == what) {
+			return true
+		}
+	}
+	for _, n := range s.Namespaces {
+		if what == fmt.Sprintf("%sn%d", s.Name, n.NSID) {
+			return true
+		}
+		for _, e := range n.Exports {
+			if e.Path == path || e.Path == what || e.URI == what || e.Kind == KindFUSE && filepath.Dir(e.Path) == path {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Disconnect asks the session called name to disconnect and waits until its process has ended and its folder is
