@@ -29,7 +29,7 @@ func TestModel(t *testing.T) {
 	}{{512, -1, false}, {4096, 0, true}, {4096, 30 * time.Microsecond, false}, {65536, -1, false}} {
 		t.Run(fmt.Sprintf("block %d latency %v file %v", c.block, c.latency, c.asFile), func(t *testing.T) {
 			const size = 4<<20 + 65536
-			d := memory(t, blockdev.MemoryConfig{Size: size, BlockSize: c.block, Latency: c.latency, Queues: 3, PoolSize: 2 << 20})
+			d := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: size, BlockSize: c.block, Latency: c.latency, Queues: 3, PoolSize: 2 << 20})
 			cfg := Config{Devices: map[string]blockdev.Device{"n1": d}}
 			if c.asFile {
 				cfg.Path = filepath.Join(t.TempDir(), "disk")
@@ -93,7 +93,7 @@ func TestModel(t *testing.T) {
 
 // TestCaseE14PartsOfBlocks has many writers change bytes of the same blocks, which are larger than their writes.
 func TestCaseE14PartsOfBlocks(t *testing.T) {
-	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20, BlockSize: 4096, Latency: 20 * time.Microsecond, Queues: 2})
+	d := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 1 << 20, BlockSize: 4096, Latency: 20 * time.Microsecond, Queues: 2})
 	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
 	const writers, stripe, span = 8, 512, 128 << 10
 	var wg sync.WaitGroup
@@ -133,7 +133,7 @@ func TestCaseE14PartsOfBlocks(t *testing.T) {
 // TestCaseE13Size: no size or offset is cut to 32 bits, of bytes or of blocks.
 func TestCaseE13Size(t *testing.T) {
 	const size = 10 << 40
-	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": memory(t, blockdev.MemoryConfig{Size: size})}})
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": blockdevtest.Memory(t, blockdev.MemoryConfig{Size: size})}})
 	fd := open(t, m.File("n1"), unix.O_RDWR|unix.O_DIRECT)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Size != size {
@@ -151,8 +151,8 @@ func TestCaseE13Size(t *testing.T) {
 }
 
 func TestAttributes(t *testing.T) {
-	d := memory(t, blockdev.MemoryConfig{Size: 8 << 20, BlockSize: 4096})
-	ro := memory(t, blockdev.MemoryConfig{Size: 1 << 20, ReadOnly: true})
+	d := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 8 << 20, BlockSize: 4096})
+	ro := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 1 << 20, ReadOnly: true})
 	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d, "n2": ro}})
 	stat := func(name string) (st unix.Stat_t) {
 		if err := unix.Stat(m.File(name), &st); err != nil {
@@ -225,7 +225,7 @@ func TestAttributes(t *testing.T) {
 }
 
 func TestCaseE18SharedMapping(t *testing.T) {
-	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20})
+	d := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 1 << 20})
 	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
 	fd := open(t, m.File("n1"), unix.O_RDWR)
 	b, err := unix.Mmap(fd, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -248,7 +248,7 @@ func TestCaseE18SharedMapping(t *testing.T) {
 }
 
 func TestAddRemove(t *testing.T) {
-	a, b := memory(t, blockdev.MemoryConfig{Size: 1 << 20}), memory(t, blockdev.MemoryConfig{Size: 2 << 20})
+	a, b := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 1 << 20}), blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 2 << 20})
 	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": a}})
 	if err := m.Add("n10", b); err != nil {
 		t.Fatal(err)
@@ -282,7 +282,7 @@ func TestAddRemove(t *testing.T) {
 
 // TestCaseE11OneError checks that a failed request is answered and leaves the others alone.
 func TestCaseE11OneError(t *testing.T) {
-	d := blockdev.NewFaulty(memory(t, blockdev.MemoryConfig{Size: 1 << 20}), func(r *blockdev.Request) (f blockdev.Fault) {
+	d := blockdev.NewFaulty(blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 1 << 20}), func(r *blockdev.Request) (f blockdev.Fault) {
 		if r.Op == blockdev.Write && r.Off == 0 {
 			f.Err = fmt.Errorf("write: %w", blockdev.ErrMedia)
 		}
@@ -301,7 +301,7 @@ func TestCaseE11OneError(t *testing.T) {
 }
 
 func TestBusy(t *testing.T) {
-	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": memory(t, blockdev.MemoryConfig{Size: 1 << 20})}})
+	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 1 << 20})}})
 	fd := open(t, m.File("n1"), unix.O_RDWR)
 	err := m.Unmount(t.Context(), false)
 	var busy *BusyError
@@ -327,7 +327,7 @@ func TestBusy(t *testing.T) {
 func TestUnmountedByOthers(t *testing.T) {
 	needRoot(t)
 	for _, flags := range []int{0, unix.MNT_FORCE} {
-		d := memory(t, blockdev.MemoryConfig{Size: 1 << 20})
+		d := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 1 << 20})
 		m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
 		if err := unix.Unmount(m.Path(), flags); err != nil {
 			t.Fatal(err)
@@ -341,7 +341,7 @@ func TestUnmountedByOthers(t *testing.T) {
 
 // TestFoldersRemoved: what Mount makes on the way to its path goes again, but for what others use by then.
 func TestFoldersRemoved(t *testing.T) {
-	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20})
+	d := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 1 << 20})
 	top := t.TempDir()
 	m := mount(t, Config{Path: filepath.Join(top, "a/b/c"), Devices: map[string]blockdev.Device{"n1": d}})
 	if err := os.Mkdir(filepath.Join(top, "a/other"), 0o700); err != nil {
@@ -359,7 +359,7 @@ func TestFoldersRemoved(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	needFUSE(t)
-	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20})
+	d := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 1 << 20})
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -384,7 +384,7 @@ func TestRefused(t *testing.T) {
 // TestCaseH23ForceWhileStuck takes the mount away while the device does not answer: the process lets go when it does.
 func TestCaseH23ForceWhileStuck(t *testing.T) {
 	needRoot(t) // else this process could not even be killed while it waits for itself
-	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20, Latency: time.Hour})
+	d := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 1 << 20, Latency: time.Hour})
 	view, stuck := blockdevtest.Arrived(d, blockdev.Read, 1)
 	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": view}})
 	fd := open(t, m.File("n1"), unix.O_RDWR)
@@ -412,7 +412,7 @@ func TestCaseH23ForceWhileStuck(t *testing.T) {
 // TestCaseE20OwnMount: the process asks its own mount nothing. Who uses it can be told while it answers nobody.
 func TestCaseE20OwnMount(t *testing.T) {
 	needRoot(t)
-	d := memory(t, blockdev.MemoryConfig{Size: 1 << 20, Latency: time.Hour})
+	d := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 1 << 20, Latency: time.Hour})
 	const readers = 40 // more than go-fuse has of requests
 	view, stuck := blockdevtest.Arrived(d, blockdev.Read, readers)
 	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": view}})

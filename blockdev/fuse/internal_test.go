@@ -9,6 +9,7 @@ import (
 	gofuse "github.com/hanwen/go-fuse/v2/fuse"
 
 	"farblk/blockdev"
+	"farblk/blockdev/blockdevtest"
 )
 
 func TestMountTable(t *testing.T) {
@@ -76,7 +77,7 @@ func TestBlockLockMask(t *testing.T) {
 
 // BenchmarkHandler is our share of a request, without the kernel and go-fuse: 0 allocs/op.
 func BenchmarkHandler(b *testing.B) {
-	d := memory(b, blockdev.MemoryConfig{Size: 1 << 30, Null: true, Latency: -1, Queues: 2})
+	d := blockdevtest.Memory(b, blockdev.MemoryConfig{Size: 1 << 30, Null: true, Latency: -1, Queues: 2})
 	fs := newFileSystem(context.Background(), true, false)
 	if err := fs.add("n1", d); err != nil {
 		b.Fatal(err)

@@ -11,8 +11,6 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
-
-	"farblk/blockdev"
 )
 
 func TestMain(m *testing.M) {
@@ -50,23 +48,6 @@ func needProgram(t testing.TB, names ...string) {
 			t.Skip(err)
 		}
 	}
-}
-
-func memory(t testing.TB, c blockdev.MemoryConfig) *blockdev.Memory {
-	t.Helper()
-	d, err := blockdev.NewMemory(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if n := d.Pool().Leased(); n != 0 {
-			t.Errorf("%d bytes are still leased", n)
-		}
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return d
 }
 
 // mount mounts until the test ends.

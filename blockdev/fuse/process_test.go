@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"farblk/blockdev"
+	"farblk/blockdev/blockdevtest"
 )
 
 // serveAt names the folder that this test binary serves, instead of testing, until SIGTERM.
@@ -66,7 +67,7 @@ func TestCaseE19StaleMount(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mnt")
 	other := startServer(t, os.Args[0], path, nil)
 	fd := open(t, path+"/n1", unix.O_RDWR)
-	cfg := Config{Path: path, Devices: map[string]blockdev.Device{"n1": memory(t, blockdev.MemoryConfig{Size: 1 << 20})}}
+	cfg := Config{Path: path, Devices: map[string]blockdev.Device{"n1": blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 1 << 20})}}
 	if _, err := Mount(t.Context(), cfg); !errors.Is(err, unix.EBUSY) {
 		t.Fatalf("mounting over a living mount: %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"farblk/blockdev"
+	"farblk/blockdev/blockdevtest"
 )
 
 func run(t testing.TB, name string, args ...string) string {
@@ -39,7 +40,7 @@ func TestFio(t *testing.T) {
 		"parts of blocks": {"--ioengine=io_uring", "--direct=1", "--iodepth=16", "--bs=1536", "--size=3m", "--io_size=3m"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := memory(t, blockdev.MemoryConfig{Size: 16 << 20, BlockSize: 4096, Queues: 2, Latency: 10 * time.Microsecond})
+			d := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 16 << 20, BlockSize: 4096, Queues: 2, Latency: 10 * time.Microsecond})
 			m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
 			a := []string{
 				"--name=verify", "--filename=" + m.File("n1"), "--rw=randwrite", "--size=16m", "--io_size=24m",
@@ -58,7 +59,7 @@ func TestLoopDevice(t *testing.T) {
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
 		t.Skip(err)
 	}
-	d := memory(t, blockdev.MemoryConfig{Size: 64 << 20, BlockSize: 4096, Queues: 2})
+	d := blockdevtest.Memory(t, blockdev.MemoryConfig{Size: 64 << 20, BlockSize: 4096, Queues: 2})
 	m := mount(t, Config{Devices: map[string]blockdev.Device{"n1": d}})
 	loop := strings.TrimSpace(run(t, "losetup", "--find", "--show", "--direct-io=on", m.File("n1")))
 	attached := true
@@ -98,7 +99,7 @@ func BenchmarkFio(b *testing.B) {
 		depth  int
 	}{{"randread", "4k", 1}, {"randread", "4k", 32}, {"randwrite", "4k", 1}, {"randwrite", "4k", 32}, {"read", "128k", 8}} {
 		b.Run(fmt.Sprintf("%s %s depth %d", c.rw, c.bs, c.depth), func(b *testing.B) {
-			d := memory(b, blockdev.MemoryConfig{Size: 1 << 30, Null: true, Latency: -1, Queues: 2})
+			d := blockdevtest.Memory(b, blockdev.MemoryConfig{Size: 1 << 30, Null: true, Latency: -1, Queues: 2})
 			// A device that moves data has written to its buffers; the kernel is slower at copying from memory that
 			// nobody ever wrote to, which it has yet to make.
 			for p := d.Pool().Region(); len(p) > 0; p = p[blockdev.PageSize:] {

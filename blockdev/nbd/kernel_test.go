@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"farblk/blockdev"
+	"farblk/blockdev/blockdevtest"
 )
 
 // The tests of this file change this machine's block devices: they run in a virtual machine that says so.
@@ -40,19 +41,7 @@ func memory(t testing.TB, c blockdev.MemoryConfig) *blockdev.Memory {
 	if c.PoolSize == 0 {
 		c.PoolSize = 16 << 20
 	}
-	d, err := blockdev.NewMemory(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if n := d.Pool().Leased(); n != 0 {
-			t.Errorf("%d bytes are still leased", n)
-		}
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return d
+	return blockdevtest.Memory(t, c)
 }
 
 func attach(t *testing.T, ctx context.Context, c AttachConfig) *Attachment {
